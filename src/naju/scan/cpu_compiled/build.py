@@ -1,0 +1,133 @@
+"""Compiles the C++ scan with the machine's own compiler, once, into the user's cache, and loads it.
+
+The file's name carries a digest of everything that shapes it (source, flags, compiler, processor), so a stale one is
+never found; a second file holds the checksum of its bytes, so a damaged one is never loaded. Two processes that arrive
+together take turns at a lock file, and the library appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("scan.cpp")
+FLAGS = ["-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w"]
+TIMEOUT_S = 120
+
+
+class BuildError(RuntimeError):
+    """Why the library cannot be had on this machine, as the end of a sentence."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL | str:
+    """The loaded library, or the reason there is none. Decided once a process."""
+    try:
+        return ctypes.CDLL(str(compiled_library()))
+    except (BuildError, OSError) as error:
+        return str(error)
+
+
+def cache_folder() -> Path:
+    """`$NAJU_CACHE`, else the user's cache folder; where neither can be written, a private temporary one."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("NAJU_CACHE") or Path(base) / "naju")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="naju-cache-"))
+
+
+def compiled_library() -> Path:
+    """The path of an intact library for this machine, compiled now if there is none."""
+    if sys.platform == "win32":
+        raise BuildError("it needs POSIX threads, which Windows does not have")
+    compiler = find_compiler()
+    path = cache_folder() / f"scan-{_digest(compiler)}.so"
+    if not _intact(path):
+        with _locked(path.with_suffix(".lock")):
+            if not _intact(path):
+                _compile(compiler, path)
+    return path
+
+
+def find_compiler() -> str:
+    """`$CXX` where it is set, else the first C++ compiler on the path."""
+    named = os.environ.get("CXX")
+    for name in [named] if named else ["c++", "g++", "clang++"]:
+        found = shutil.which(name)
+        if found:
+            return os.path.realpath(found)
+    raise BuildError(
+        f"the compiler CXX={named!r} was not found" if named else "no C++ compiler (c++, g++ or clang++) was found"
+    )
+
+
+def _digest(compiler: str) -> str:
+    about = os.stat(compiler)
+    parts = [SOURCE.read_bytes(), *map(str.encode, FLAGS)]
+    parts += [f"{compiler} {about.st_size} {about.st_mtime_ns}".encode(), _processor().encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def _processor() -> str:
+    """What -march=native depends on: a home folder may be shared by machines with different processors."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    told = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return " ".join([platform.machine(), platform.processor(), *sorted(told)])
+
+
+def _compile(compiler: str, path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+        built = Path(folder) / path.name
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(f"{compiler} could not be run: {error}") from error
+        if done.returncode != 0:
+            said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
+            raise BuildError(f"{compiler} could not compile it: {said[0]}")
+        checksum = Path(folder) / "checksum"
+        checksum.write_text(_checksum(built))
+        os.replace(checksum, _checksum_file(path))
+        os.replace(built, path)
+
+
+def _intact(path: Path) -> bool:
+    try:
+        return _checksum(path) == _checksum_file(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _checksum_file(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import fcntl  # not on Windows, which compiled_library turns away
+
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
