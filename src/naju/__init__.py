@@ -1,1 +1,20 @@
-"""Naju."""
+"""Naju: a native-discrete selective state-space layer whose forget gate is the pole and whose write gate is its own."""
+
+from importlib.metadata import version
+
+from naju.mixers import NajuMixer, NajuState
+from naju.models import Classifier, LanguageModel, ModelConfig, ModelState
+from naju.scan import backends, naju_scan, naju_step
+
+__version__ = version("naju")
+__all__ = [
+    "Classifier",
+    "LanguageModel",
+    "ModelConfig",
+    "ModelState",
+    "NajuMixer",
+    "NajuState",
+    "backends",
+    "naju_scan",
+    "naju_step",
+]

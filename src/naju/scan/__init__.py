@@ -103,9 +103,11 @@ def _check_step(
     """The checks of `naju_scan` on a length of one; messages name the shapes with that length of one in them."""
     for name, value in {"h": h, "f_logit": f_logit, "i_logit": i_logit, "B": B, "C": C}.items():
         if isinstance(value, Tensor) and value.dim() != 2:
-            raise ValueError(f"{name} must have two axes in a step, (batch, channels), but has shape {tuple(value.shape)}")
-    with_length = [tensor.unsqueeze(1) if isinstance(tensor, Tensor) else tensor for tensor in (h, f_logit, i_logit, B, C)]
+            raise ValueError(
+                f"{name} must have two axes in a step, (batch, channels), but has shape {tuple(value.shape)}"
+            )
+    with_length = [
+        tensor.unsqueeze(1) if isinstance(tensor, Tensor) else tensor for tensor in (h, f_logit, i_logit, B, C)
+    ]
     z_with_length = z.unsqueeze(1) if isinstance(z, Tensor) else z
-    check_inputs(
-        *with_length, alpha=None, D=D, z=z_with_length, initial_state=state, cu_seqlens=None, reverse=False
-    )
+    check_inputs(*with_length, alpha=None, D=D, z=z_with_length, initial_state=state, cu_seqlens=None, reverse=False)

@@ -7,6 +7,7 @@ and nothing else. Half-precision inputs are computed in float32.
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from naju.scan.cpu_compiled.build import library
 from naju.scan.dispatch import Backend, ScanInputs, check_boundaries, only_reverse_mode
 
 MATRICES = ["h", "f_logit", "i_logit", "B", "C", "z", "dy", "y", "dh", "df_logit", "di_logit", "dz", "dB", "dC"]
-POINTERS = ["D", "initial_state", "dstate", "state", "dinitial_state", "dD", "sequences"]
+POINTERS = ["D", "initial_state", "dstate", "state", "dinitial_state", "dD", "sequences", "openmp_parallel"]
 NUMBERS = ["n_sequences", "d_inner", "d_state", "slots", "slot_stride", "threads", "reverse"]
 
 
@@ -45,6 +46,15 @@ def _loaded() -> ctypes.CDLL:
     return found
 
 
+@functools.cache
+def _openmp_parallel() -> int | None:
+    """Where torch's OpenMP runtime starts its team, if that runtime has GNU's entry point and is visible to all."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError):
+        return None
+
+
 def _rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
@@ -55,7 +65,7 @@ def _pad_state(tensor: Tensor, tile: int) -> Tensor:
 
 
 def _call(function: str, tensors: dict[str, Tensor | None], **numbers: Any) -> None:
-    problem = _Problem(**numbers)
+    problem = _Problem(openmp_parallel=_openmp_parallel(), **numbers)
     for name, tensor in tensors.items():
         if tensor is None:
             continue

@@ -36,6 +36,9 @@ struct Problem {
     const float *D, *initial_state, *dstate;               // D may be null
     float *state, *dinitial_state, *dD;                    // dD: a row a sequence
     const long *sequences;                                 // (batch index, first token, end token) for each
+    // GOMP_parallel of the OpenMP runtime that torch has already started, or null: its idle workers spin for a while
+    // after each torch operation, and threads of our own would have to share the cores with them.
+    void (*openmp_parallel)(void (*body)(void *), void *argument, unsigned threads, unsigned flags);
     long n_sequences, d_inner, d_state, slots, slot_stride, threads, reverse;
     float alpha;
 };
@@ -375,13 +378,13 @@ static int backward_groups(const struct Problem *p, long sequence, long slot, lo
 
 struct Crew { const struct Problem *p; int backward; long next, pieces, failed; };
 
-static void *worker(void *argument) {
+static void work_through(void *argument) {
     struct Crew *crew = (struct Crew *)argument;
     const struct Problem *p = crew->p;
     long groups = (p->d_inner + GROUP - 1) / GROUP;
     for (;;) {
         long piece = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED);
-        if (piece >= crew->pieces) return NULL;
+        if (piece >= crew->pieces) return;
         int failed;
         if (crew->backward) {
             long sequence = piece / p->slots, slot = piece % p->slots;
@@ -396,12 +399,22 @@ static void *worker(void *argument) {
     }
 }
 
+static void *thread_main(void *argument) {
+    work_through(argument);
+    return NULL;
+}
+
 static int run(struct Crew crew) {
-    pthread_t threads[256];
-    long wanted = at_most(at_most(crew.p->threads, crew.pieces), 256) - 1, started = 0;
-    while (started < wanted && !pthread_create(&threads[started], NULL, worker, &crew)) started++;
-    worker(&crew);
-    for (long k = 0; k < started; k++) pthread_join(threads[k], NULL);
+    long wanted = at_most(at_most(crew.p->threads, crew.pieces), 256);
+    if (wanted > 1 && crew.p->openmp_parallel) {
+        crew.p->openmp_parallel(work_through, &crew, (unsigned)wanted, 0);
+    } else {
+        pthread_t threads[256];
+        long started = 0;
+        while (started < wanted - 1 && !pthread_create(&threads[started], NULL, thread_main, &crew)) started++;
+        work_through(&crew);
+        for (long k = 0; k < started; k++) pthread_join(threads[k], NULL);
+    }
     return (int)crew.failed;
 }
 

@@ -1,0 +1,42 @@
+"""A gate's logit, `W h + DWConv(h) + bias`: what the forget and the write gate of a mixer are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from naju.layers.causal_conv import DepthwiseConv
+
+
+class GateLogit(nn.Module):
+    """The logit in float32 or better (a bfloat16 sum would round sigmoid(7) to 1).
+
+    `rank` factors W into two thin matrices. `reparam` divides the logit by `sqrt(channels)` and starts every parameter
+    that enters it linearly that much larger, so the function does not change at initialisation; the matching optimizer
+    settings come from `naju.training.parameter_groups`.
+    """
+
+    def __init__(self, channels: int, width: int, *, bias: float, rank: int | None, reparam: bool) -> None:
+        super().__init__()
+        if rank is not None and rank < 1:
+            raise ValueError(f"gate_rank must be a positive integer or None, but is {rank!r}")
+        self.scale = channels**0.5 if reparam else 1.0
+        self.reduce = nn.Identity() if rank is None else nn.Linear(channels, rank, bias=False)
+        self.weight = nn.Linear(channels if rank is None else rank, channels, bias=False)
+        self.conv = DepthwiseConv(channels, width, bias=False)
+        self.bias = nn.Parameter(torch.full((channels,), float(bias)))
+        with torch.no_grad():
+            for parameter in self.scaled_parameters():
+                parameter.mul_(self.scale)
+
+    def scaled_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that are `scale` times those of the plain gate."""
+        yield self.weight.weight
+        yield self.conv.weight
+        yield self.bias
+
+    def forward(self, h: Tensor, past: Sequence[Tensor]) -> Tensor:
+        logit: Tensor = self.weight(self.reduce(h)) + (self.conv(past) + self.bias)
+        return logit if self.scale == 1.0 else logit / self.scale

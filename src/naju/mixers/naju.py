@@ -1,0 +1,178 @@
+"""The Naju mixer: projection, short convolution, two independent gates, one scan, readout.
+
+| here            | paper                     | shape     |
+| --------------- | ------------------------- | --------- |
+| u               | u, residual-stream input  | (b, l, m) |
+| u_tilde, z      | split(W_in u)             | (b, l, d) |
+| h               | SiLU(DWConv(u_tilde))     | (b, l, d) |
+| f_logit, i_logit| a, b: W h + DWConv(h) + bias | (b, l, d) |
+| B, C            | split(W_BC h)             | (b, l, n) |
+| x               | x, the memory             | (b, d, n) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from naju.layers.causal_conv import DepthwiseConv
+from naju.layers.gate import GateLogit
+from naju.layers.layout import Layout, layout_of
+from naju.mixers.base import Mixer
+from naju.mixers.state import State
+from naju.scan import BACKENDS, naju_scan, naju_step
+from naju.scan.dispatch import check_alpha, state_dtype
+
+
+@dataclass(frozen=True)
+class NajuState(State):
+    """The whole recurrent state of a Naju mixer: the memory and what the short convolutions still have to see."""
+
+    x: Tensor  # (b, d, n), float32 or float64
+    u_tail: Tensor  # (b, d_conv - 1, d): the content branch before its convolution
+    h_tail: Tensor  # (b, d_conv - 1, d): h, which both gate convolutions read
+
+
+torch.export.register_dataclass(NajuState, serialized_type_name="naju.NajuState")
+
+
+class ScanArguments(NamedTuple):
+    """What a mixer hands to `naju_scan`, in the order of its arguments, and the output modulation."""
+
+    h: Tensor
+    f_logit: Tensor
+    i_logit: Tensor
+    B: Tensor
+    C: Tensor
+    z: Tensor
+
+
+class NajuMixer(Mixer):
+    """`x_t = f_t * x_{t-1} + i_t * (h_t B_t^T)`, `y_t = alpha * x_t C_t + D * h_t`, modulated by silu(z) and projected.
+
+    The biases start the layer as one that holds: f = sigmoid(5) = 0.993, i = sigmoid(-2) = 0.12.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_state: int = 64,
+        expand: float = 2,
+        d_conv: int = 4,
+        f_bias: float = 5.0,
+        i_bias: float = -2.0,
+        D_init: float = 0.01,
+        alpha: float | None = None,
+        gate_rank: int | None = None,
+        gate_reparam: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.d_model, self.d_inner, self.d_state = d_model, int(expand * d_model), d_state
+        for name, value in (("d_model", d_model), ("d_state", d_state), ("d_conv", d_conv), ("expand", self.d_inner)):
+            if value < 1:
+                raise ValueError(
+                    f"{name} is too small: d_model {d_model}, d_state {d_state}, d_conv {d_conv}, "
+                    f"expand {expand} give no layer"
+                )
+        if backend != "auto" and backend not in BACKENDS:
+            raise ValueError(f"unknown scan backend {backend!r}; expected 'auto' or one of {', '.join(BACKENDS)}")
+        self.alpha, self.backend = check_alpha(alpha, d_state), backend
+        self.tail_length = d_conv - 1
+        self.project_in = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        self.conv = DepthwiseConv(self.d_inner, d_conv, bias=True)
+        self.project_BC = nn.Linear(self.d_inner, 2 * d_state, bias=False)
+        self.D = nn.Parameter(torch.full((self.d_inner,), float(D_init)))
+        self.project_out = nn.Linear(self.d_inner, d_model, bias=False)
+        self._add_gates(d_conv, f_bias, i_bias, gate_rank, gate_reparam)
+
+    def _add_gates(self, width: int, f_bias: float, i_bias: float, rank: int | None, reparam: bool) -> None:
+        self.forget = GateLogit(self.d_inner, width, bias=f_bias, rank=rank, reparam=reparam)
+        self.write = GateLogit(self.d_inner, width, bias=i_bias, rank=rank, reparam=reparam)
+
+    def gate_logits(self, h: Tensor, past: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """f_logit and i_logit, from h and its recent past."""
+        return self.forget(h, past), self.write(h, past)
+
+    def forward(
+        self,
+        u: Tensor,
+        state: NajuState | None = None,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, NajuState]:
+        self._check("u", u, 3)
+        layout = layout_of(u, attention_mask, cu_seqlens)
+        state = self._given_or_zero(state, layout.rows, u)
+        arguments, u_tail, h_tail = self._drive(layout.arrange(u), state, layout)
+        *drive, z = arguments
+        y, x = naju_scan(
+            *drive,
+            z=z,
+            D=self.D,
+            alpha=self.alpha,
+            initial_state=state.x,
+            cu_seqlens=cu_seqlens,
+            backend=self.backend,
+        )
+        return layout.restore(self.project_out(y)), NajuState(x, u_tail, h_tail)
+
+    def scan_arguments(
+        self,
+        u: Tensor,
+        state: NajuState | None = None,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> ScanArguments:
+        """What this layer scans on input u: its gates, drive, write and read directions, for analysis."""
+        self._check("u", u, 3)
+        layout = layout_of(u, attention_mask, cu_seqlens)
+        return self._drive(layout.arrange(u), self._given_or_zero(state, layout.rows, u), layout)[0]
+
+    def _drive(self, u: Tensor, state: NajuState, layout: Layout) -> tuple[ScanArguments, Tensor, Tensor]:
+        u_tilde, z = self.project_in(u).chunk(2, dim=-1)  # (b, l, d) each
+        h = F.silu(self.conv(layout.past(u_tilde, state.u_tail))).to(u_tilde.dtype)
+        f_logit, i_logit = layout.hold(*self.gate_logits(h, layout.past(h, state.h_tail)))
+        B, C = self.project_BC(h).chunk(2, dim=-1)  # (b, l, n) each
+        tails = layout.last(u_tilde, state.u_tail), layout.last(h, state.h_tail)
+        return ScanArguments(h, f_logit, i_logit, B, C, z), *tails
+
+    def step(self, u: Tensor, state: NajuState) -> tuple[Tensor, NajuState]:
+        self._check("u", u, 2)
+        u_tilde, z = self.project_in(u).chunk(2, dim=-1)  # (b, d) each
+        u_past = [*state.u_tail.to(u_tilde.dtype).unbind(1), u_tilde]
+        h = F.silu(self.conv(u_past)).to(u_tilde.dtype)
+        h_past = [*state.h_tail.to(h.dtype).unbind(1), h]
+        f_logit, i_logit = self.gate_logits(h, h_past)
+        B, C = self.project_BC(h).chunk(2, dim=-1)  # (b, n) each
+        y, x = naju_step(state.x, h, f_logit, i_logit, B, C, alpha=self.alpha, D=self.D, z=z)
+        tails = (torch.stack(past, dim=1)[:, 1:] for past in (u_past, h_past))
+        return self.project_out(y), NajuState(x, *tails)
+
+    def init_state(self, batch: int) -> NajuState:
+        weight = self.project_in.weight
+        tail = weight.new_zeros(batch, self.tail_length, self.d_inner)
+        dtype = state_dtype(weight.dtype)
+        return NajuState(weight.new_zeros(batch, self.d_inner, self.d_state, dtype=dtype), tail, tail.clone())
+
+    @property
+    def state_size(self) -> int:
+        return self.d_inner * self.d_state
+
+    def _check(self, name: str, u: Tensor, axes: int) -> None:
+        expected = "(batch, length, d_model)" if axes == 3 else "(batch, d_model)"
+        if u.dim() != axes or u.shape[-1] != self.d_model:
+            raise ValueError(f"{name} must have shape {expected} with d_model {self.d_model}, but has {tuple(u.shape)}")
+
+    def _given_or_zero(self, state: NajuState | None, rows: int, u: Tensor) -> NajuState:
+        if state is None:
+            return self.init_state(rows)
+        if state.x.shape[0] != rows:
+            raise ValueError(f"state holds {state.x.shape[0]} sequences, but the input has {rows}")
+        return state

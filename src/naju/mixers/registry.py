@@ -1,0 +1,37 @@
+"""Every mixer by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from naju.mixers.attention import AttentionMixer
+from naju.mixers.base import Mixer
+from naju.mixers.coupled import CoupledMixer
+from naju.mixers.naju import NajuMixer
+
+MIXERS: Mapping[str, type[Mixer]] = {
+    "naju": NajuMixer,
+    "coupled": CoupledMixer,
+    "attention": AttentionMixer,
+}
+
+
+def build_mixer(name: str, d_model: int, **options: Any) -> Mixer:
+    """The mixer called `name`; an unknown name or option lists the known ones."""
+    if name not in MIXERS:
+        raise ValueError(f"unknown mixer {name!r}; expected one of {', '.join(MIXERS)}")
+    known = set(_options(MIXERS[name]))
+    unknown = set(options) - known
+    if unknown:
+        raise TypeError(f"mixer {name!r} has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
+    return MIXERS[name](d_model, **options)  # type: ignore[call-arg]
+
+
+def _options(mixer: type[Mixer]) -> list[str]:
+    """Keyword options of a mixer, those it passes on to the mixer it extends included."""
+    parameters = inspect.signature(mixer.__init__).parameters.values()
+    own = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    passes_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return own + (_options(mixer.__mro__[1]) if passes_on else [])

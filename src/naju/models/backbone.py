@@ -1,0 +1,82 @@
+"""Token embedding, a stack of blocks and a final norm: what every model here shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from naju.mixers.base import Mixer
+from naju.mixers.registry import build_mixer
+from naju.mixers.state import State
+from naju.models.bidirectional import BidirectionalMixer
+from naju.models.block import Block
+from naju.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class ModelState(State):
+    """The recurrent state of a whole model: its layers' states, first to last."""
+
+    layers: tuple[State, ...]
+
+
+torch.export.register_dataclass(ModelState, serialized_type_name="naju.ModelState")
+
+
+class Backbone(nn.Module):
+    """Tokens (b, l) to normalised features (b, l, m)."""
+
+    def __init__(self, config: ModelConfig, embedding_std: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        nn.init.normal_(self.embedding.weight, std=embedding_std)
+        self.blocks = nn.ModuleList(Block(_mixer(config, name), config.norm_eps) for name in config.mixers)
+        self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        state: ModelState | None = None,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, ModelState]:
+        self._check(tokens, 2)
+        before = [None] * len(self.blocks) if state is None else self._layers_of(state)
+        u, after = self.embedding(tokens), []
+        for block, layer in zip(self.blocks, before, strict=True):
+            u, layer = block(u, layer, attention_mask, cu_seqlens)
+            after.append(layer)
+        return self.norm(u), ModelState(tuple(after))
+
+    def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        """One token a sequence, (b,), to features (b, m)."""
+        self._check(token, 1)
+        u, after = self.embedding(token), []
+        for block, layer in zip(self.blocks, self._layers_of(state), strict=True):
+            u, layer = block.step(u, layer)  # type: ignore[operator]
+            after.append(layer)
+        return self.norm(u), ModelState(tuple(after))
+
+    def init_state(self, batch: int) -> ModelState:
+        return ModelState(tuple(block.mixer.init_state(batch) for block in self.blocks))  # type: ignore[union-attr, operator]
+
+    def _layers_of(self, state: ModelState) -> tuple[State, ...]:
+        if len(state.layers) != len(self.blocks):
+            raise ValueError(f"state has {len(state.layers)} layers, but the model has {len(self.blocks)}")
+        return state.layers
+
+    def _check(self, tokens: Tensor, axes: int) -> None:
+        expected = "(batch, length)" if axes == 2 else "(batch,)"
+        if tokens.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"tokens must be int32 or int64, but are {str(tokens.dtype).removeprefix('torch.')}")
+        if tokens.dim() != axes or 0 in tokens.shape:
+            raise ValueError(
+                f"tokens must have shape {expected} and not be empty, but have shape {tuple(tokens.shape)}"
+            )
+
+
+def _mixer(config: ModelConfig, name: str) -> Mixer:
+    directions = [build_mixer(name, config.d_model, **config.options_of(name)) for _ in range(1 + config.bidirectional)]
+    return BidirectionalMixer(*directions) if config.bidirectional else directions[0]

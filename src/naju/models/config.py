@@ -1,0 +1,49 @@
+"""What a model is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A backbone of pre-norm blocks over a token embedding.
+
+    `mixer` is one name for all layers or a list with one a layer (hybrids); `mixer_options` go to every mixer, or, for
+    a hybrid, may be a mapping from the mixer's name to its options. `embedding_std=None` means the usual choice of
+    the head on top: 0.02 where the embedding also makes the logits, 1 elsewhere.
+    """
+
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    mixer: str | Sequence[str] = "naju"
+    mixer_options: Mapping[str, Any] = field(default_factory=dict)
+    tie_embeddings: bool = True
+    bidirectional: bool = False
+    norm_eps: float = 1e-5
+    embedding_std: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "n_layers"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, but is {value!r}")
+        if len(self.mixers) != self.n_layers:
+            raise ValueError(f"mixer names {len(self.mixers)} layers, but n_layers is {self.n_layers}")
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        """The mixer's name, layer by layer."""
+        return (self.mixer,) * self.n_layers if isinstance(self.mixer, str) else tuple(self.mixer)
+
+    def options_of(self, name: str) -> dict[str, Any]:
+        """The options of the layers that use this mixer."""
+        if isinstance(self.mixer, str):
+            return dict(self.mixer_options)
+        strangers = set(self.mixer_options) - set(self.mixers)
+        if strangers:
+            raise ValueError(f"mixer_options of a hybrid are keyed by mixer name; unknown: {', '.join(strangers)}")
+        return dict(self.mixer_options.get(name, {}))
