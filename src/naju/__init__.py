@@ -1,12 +1,10 @@
 """Naju: a native-discrete selective state-space layer whose forget gate is the pole and whose write gate is its own."""
 
-from importlib.metadata import version
-
 from naju.mixers import NajuMixer, NajuState
 from naju.models import Classifier, LanguageModel, ModelConfig, ModelState
 from naju.scan import backends, naju_scan, naju_step
 
-__version__ = version("naju")
+__version__ = "0.1.0"
 __all__ = [
     "Classifier",
     "LanguageModel",

@@ -31,11 +31,9 @@ class GateLogit(nn.Module):
             for parameter in self.scaled_parameters():
                 parameter.mul_(self.scale)
 
-    def scaled_parameters(self) -> Iterator[nn.Parameter]:
+    def scaled_parameters(self) -> Iterator[Tensor]:
         """The parameters that are `scale` times those of the plain gate."""
-        yield self.weight.weight
-        yield self.conv.weight
-        yield self.bias
+        yield from (self.weight.weight, self.conv.weight, self.bias)
 
     def forward(self, h: Tensor, past: Sequence[Tensor]) -> Tensor:
         logit: Tensor = self.weight(self.reduce(h)) + (self.conv(past) + self.bias)

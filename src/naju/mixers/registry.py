@@ -26,7 +26,7 @@ def build_mixer(name: str, d_model: int, **options: Any) -> Mixer:
     unknown = set(options) - known
     if unknown:
         raise TypeError(f"mixer {name!r} has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
-    return MIXERS[name](d_model, **options)  # type: ignore[call-arg]
+    return MIXERS[name](d_model, **options)
 
 
 def _options(mixer: type[Mixer]) -> list[str]:

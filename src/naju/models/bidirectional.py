@@ -12,7 +12,7 @@ from naju.mixers.base import Mixer
 
 
 class BidirectionalMixer(Mixer):
-    """`ahead(u) + back(mirrored u), mirrored again`; padding and packed boundaries are mirrored sequence by sequence."""
+    """`ahead(u) + back(mirrored u), mirrored again`; each sequence is mirrored within its own padding or boundaries."""
 
     def __init__(self, ahead: Mixer, back: Mixer) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ def _every_second(element: Element, start: int, stop: int | None = None) -> Elem
 
 
 def _prefixes(element: Element) -> Element:
-    """Every prefix composition: pair neighbours, scan the half as long sequence of pairs, fill in the places between."""
+    """Every prefix composition: pair neighbours, scan the pairs (half as many), fill in the places between."""
     length = element[0].shape[1]
     if length == 1:
         return element

@@ -12,6 +12,8 @@ torch transform (double backward, forward mode, vmap) sees ordinary operations.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -37,18 +39,19 @@ def _core(
 def _inside_chunks(f: Tensor, v: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Readings of the chunk's own writes (b, c, q, d), P (b, c, q, d), and A at the chunk's end (b, c, q, d)."""
     scores = C @ B.transpose(-1, -2)  # (b, c, q, q)
+    left, product = v[:, :, :0], torch.ones_like(f[:, :, :1])
     readings, kept = [], []
     for t in range(CHUNK):
         f_t, v_t = f[:, :, t : t + 1], v[:, :, t : t + 1]
-        left = v_t if t == 0 else torch.cat([f_t * left, v_t], dim=2)  # (b, c, t + 1, d)
-        product = f_t if t == 0 else f_t * product
+        left = torch.cat([f_t * left, v_t], dim=2)  # (b, c, t + 1, d)
+        product = f_t * product
         readings.append(scores[:, :, t : t + 1, : t + 1] @ left)
         kept.append(product)
     return torch.cat(readings, dim=2), torch.cat(kept, dim=2), left
 
 
 def _carry(kept: Tensor, written: Tensor, state: Tensor, chunks: list[int]) -> tuple[Tensor, Tensor]:
-    """States that enter each chunk (b, c, d, n) and the final ones, `chunks` of them for each packed sequence in turn."""
+    """States that enter each chunk (b, c, d, n), and the final ones; `chunks` counts those of each packed sequence."""
     entering, final = [], []
     steps = zip(kept.unsqueeze(-1).unbind(1), written.unbind(1), strict=True)
     rows = [state] if len(chunks) == 1 else state.split(1)
@@ -64,7 +67,8 @@ def _carry(kept: Tensor, written: Tensor, state: Tensor, chunks: list[int]) -> t
 def _into_chunks(tensor: Tensor, lengths: list[int], fill: float) -> Tensor:
     """(b, l, ·) to (b, c, q, ·): each sequence padded to whole chunks, so that no chunk holds two of them."""
     padded = [F.pad(part, (0, 0, 0, -part.shape[1] % CHUNK), value=fill) for part in tensor.split(lengths, dim=1)]
-    return torch.cat(padded, dim=1).unflatten(1, (-1, CHUNK))
+    joined = torch.cat(padded, dim=1)
+    return joined.reshape(joined.shape[0], -1, CHUNK, joined.shape[-1])
 
 
 def _out_of_chunks(tensor: Tensor, lengths: list[int]) -> Tensor:
@@ -74,7 +78,7 @@ def _out_of_chunks(tensor: Tensor, lengths: list[int]) -> Tensor:
 
 
 def _differences(boundaries: list[int]) -> list[int]:
-    return [right - left for left, right in zip(boundaries[:-1], boundaries[1:], strict=True)]
+    return [right - left for left, right in itertools.pairwise(boundaries)]
 
 
 CHUNKED = Backend(name="chunked", run=lambda inputs: run_core(_core, inputs))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,10 +35,15 @@ class ScanInputs:
     cu_seqlens: Tensor | None  # (sequences + 1,)
     reverse: bool
 
-    def tensors(self) -> list[Tensor]:
-        """The differentiable arguments that were given."""
-        values = (getattr(self, field.name) for field in fields(self) if field.name != "cu_seqlens")
-        return [value for value in values if isinstance(value, Tensor)]
+    def tensors(self) -> dict[str, Tensor]:
+        """The differentiable arguments that were given, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "cu_seqlens"}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> ScanInputs:
+        """The same scan with `function` applied to every differentiable argument."""
+        changed: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +77,9 @@ def only_reverse_mode(inputs: ScanInputs) -> str | None:
     """The refusal of every compiled kernel: other transforms than plain backward would silently see no derivative."""
     if torch.compiler.is_compiling():
         return None
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform is active and it has a plain backward only"
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs.tensors()):
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs.tensors().values()):
         return "forward-mode differentiation is active and it has a plain backward only"
     return None
 
@@ -147,7 +154,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int) -> int:
 
 
 def check_boundaries(boundaries: Sequence[int], length: int) -> None:
-    rising = all(left <= right for left, right in zip(boundaries[:-1], boundaries[1:], strict=True))
+    rising = all(left <= right for left, right in itertools.pairwise(boundaries))
     if not rising or boundaries[0] != 0 or boundaries[-1] != length:
         shown = ", ".join(map(str, boundaries[:8])) + (", …" if len(boundaries) > 8 else "")
         raise ValueError(f"cu_seqlens must rise from 0 to the length {length}, but is [{shown}]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -41,11 +42,11 @@ def run_core(core: Core, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     if not inputs.reverse:
         m, state = core(*drive, state, boundaries)
     else:  # the mirrored sequence from left to right; packed sequences come in the opposite order
-        mirrored = [tensor.flip(1) for tensor in drive]
+        f, v, B, C = (tensor.flip(1) for tensor in drive)
         if boundaries is None:
-            m, state = core(*mirrored, state, None)
+            m, state = core(f, v, B, C, state, None)
         else:
-            m, state = core(*mirrored, state.flip(0), [boundaries[-1] - end for end in reversed(boundaries)])
+            m, state = core(f, v, B, C, state.flip(0), [boundaries[-1] - end for end in reversed(boundaries)])
             state = state.flip(0)
         m = m.flip(1)
     return readout(m, inputs.h, inputs.alpha, inputs.D, inputs.z), state
@@ -60,7 +61,7 @@ def one_by_one(core: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Te
         if boundaries is None:
             return core(f, v, B, C, state)
         readings, states = [], []
-        for row, (left, right) in enumerate(zip(boundaries[:-1], boundaries[1:], strict=True)):
+        for row, (left, right) in enumerate(itertools.pairwise(boundaries)):
             x = state[row : row + 1]
             if left < right:
                 m, x = core(f[:, left:right], v[:, left:right], B[:, left:right], C[:, left:right], x)

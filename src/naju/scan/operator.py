@@ -1,0 +1,75 @@
+"""Turns a kernel's forward and backward into one torch operator: opaque to torch.compile, with fakes and autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from naju.scan.dispatch import ScanInputs
+
+# The fields of ScanInputs in the order that kernels take them; a backward takes dy, dstate and what was kept first.
+ARGUMENTS = ("h", "f_logit", "i_logit", "B", "C", "D", "z", "initial_state", "cu_seqlens", "alpha", "reverse")
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Scan = Callable[[ScanInputs], tuple[Tensor, Tensor]]
+
+
+def define_operator(
+    name: str,
+    device_type: str,
+    forward: Callable[..., tuple[Tensor, Tensor, list[Tensor]]],
+    backward: Callable[..., Gradients],
+    kept: Callable[..., list[Tensor]] = lambda *arguments: [],
+) -> Scan:
+    """Register `naju::name` and `naju::name_backward` and return the function that runs a scan with them.
+
+    forward(*ARGUMENTS) -> y, state, tensors kept for the backward
+    backward(dy, dstate, kept, *ARGUMENTS) -> gradients of h, f_logit, i_logit, B, C, D, z, initial_state, where those
+        of an absent D or z are empty tensors
+    kept(*ARGUMENTS) -> empty tensors shaped like the ones that forward keeps
+    """
+    scan = torch.library.custom_op(f"naju::{name}", forward, mutates_args=(), device_types=device_type)
+    scan_backward = torch.library.custom_op(
+        f"naju::{name}_backward", backward, mutates_args=(), device_types=device_type
+    )
+
+    def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
+        *tensors, ctx.alpha, ctx.reverse = inputs
+        ctx.set_materialize_grads(False)  # what is kept can be large, and nobody differentiates it
+        ctx.kept = len(output[2])
+        ctx.save_for_backward(*output[2], *tensors)
+
+    def differentiate(ctx: Any, dy: Tensor | None, dstate: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        tensors = saved[ctx.kept :]
+        dy = torch.zeros_like(tensors[0]) if dy is None else dy
+        dstate = torch.zeros_like(tensors[7]) if dstate is None else dstate
+        *grads, dD, dz, dinitial_state = scan_backward(
+            dy, dstate, list(saved[: ctx.kept]), *tensors, ctx.alpha, ctx.reverse
+        )
+        optional = (None if tensors[5] is None else dD, None if tensors[6] is None else dz)
+        return *grads, *optional, dinitial_state, None, None, None
+
+    def fake(h: Tensor, *rest: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+        return h.new_empty(h.shape), _empty_like(rest[6]), kept(h, *rest)
+
+    def fake_backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], *arguments: Any) -> Gradients:
+        h, f_logit, i_logit, B, C, D, z, initial_state = arguments[:8]
+        dD, dz = (h.new_empty(0) if given is None else _empty_like(given) for given in (D, z))
+        return (*(_empty_like(t) for t in (h, f_logit, i_logit, B, C)), dD, dz, _empty_like(initial_state))  # type: ignore[return-value]
+
+    scan.register_fake(fake)
+    scan_backward.register_fake(fake_backward)
+    scan.register_autograd(differentiate, setup_context=save_inputs)
+
+    def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+        y, state, _ = scan(*(getattr(inputs, argument) for argument in ARGUMENTS))
+        return y, state
+
+    return run
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    return tensor.new_empty(tensor.shape)
