@@ -1,4 +1,4 @@
-"""Depthwise causal convolution over a handful of tokens, given those tokens."""
+"""Depthwise causal convolution over a handful of tokens: one that is fused on a CPU, and its torch twin."""
 
 from __future__ import annotations
 
@@ -6,23 +6,60 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from naju.scan.dispatch import state_dtype
+from naju.layers.layout import Layout
+from naju.scan.cpu_compiled.conv import cpu_conv
+from naju.scan.cpu_compiled.native import MOST_OUTPUTS, missing_here
+from naju.scan.dispatch import other_transform, state_dtype
 
 
 class DepthwiseConv(nn.Module):
-    """`sum_j weight[:, j] * past[j] (+ bias)`, summed in float32 or better; `past` comes oldest first."""
+    """Weight (channels, width) and bias of one convolution, initialised as torch does with `width` inputs."""
 
     def __init__(self, channels: int, width: int, *, bias: bool) -> None:
         super().__init__()
-        bound = width**-0.5  # torch's own rule for a convolution that sees `width` inputs
+        bound = width**-0.5
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
+        if bias:
+            self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound))
 
-    def forward(self, past: Sequence[Tensor]) -> Tensor:
-        dtype = state_dtype(past[0].dtype)
-        taps = self.weight.to(dtype).unbind(-1)
-        total = past[0].to(dtype) * taps[0] if self.bias is None else self.bias.to(dtype)
-        for tap, u in list(zip(taps, past, strict=True))[self.bias is None :]:
-            total = torch.addcmul(total, u.to(dtype), tap)
-        return total
+
+def convolve(
+    u: Tensor,
+    tail: Tensor,
+    layout: Layout,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    adds: Sequence[Tensor] = (),
+    *,
+    silu: bool = False,
+) -> list[Tensor]:
+    """Several convolutions of one input: `act(sum_j weight[:, j] u_{t-width+1+j} + bias + add)`, in float32 or better.
+
+    u (b, l, d); tail (rows, width - 1, d) is what came before; weights (d, width); biases (d,); adds (b, l, d), one for
+    each weight or none at all.
+    """
+    tensors = (u, tail, *weights, *biases, *adds)
+    if _compiled_can(tensors, len(weights)):
+        stacked = torch.stack([weight.t() for weight in weights]), torch.stack(list(biases))
+        return cpu_conv(u, tail, *stacked, list(adds), layout.cu_seqlens, silu)
+    past = layout.past(u, tail)
+    sums = [weighted_sum(past, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    if adds:
+        sums = [add + total for add, total in zip(adds, sums, strict=True)]
+    return [F.silu(total) for total in sums] if silu else sums
+
+
+def weighted_sum(past: Sequence[Tensor], weight: Tensor, bias: Tensor) -> Tensor:
+    """`sum_j weight[:, j] * past[j] + bias` in float32 or better; the past comes oldest first."""
+    dtype = state_dtype(past[0].dtype)
+    total = bias.to(dtype)
+    for tap, u in zip(weight.to(dtype).unbind(-1), past, strict=True):
+        total = torch.addcmul(total, u.to(dtype), tap)
+    return total
+
+
+def _compiled_can(tensors: Sequence[Tensor], outputs: int) -> bool:
+    plain = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
+    return plain and outputs <= MOST_OUTPUTS and missing_here() is None and other_transform(tensors) is None

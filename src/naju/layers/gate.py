@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from naju.layers.causal_conv import DepthwiseConv
+from naju.layers.causal_conv import DepthwiseConv, convolve, weighted_sum
+from naju.layers.layout import Layout
 
 
 class GateLogit(nn.Module):
@@ -35,6 +36,17 @@ class GateLogit(nn.Module):
         """The parameters that are `scale` times those of the plain gate."""
         yield from (self.weight.weight, self.conv.weight, self.bias)
 
-    def forward(self, h: Tensor, past: Sequence[Tensor]) -> Tensor:
-        logit: Tensor = self.weight(self.reduce(h)) + (self.conv(past) + self.bias)
-        return logit if self.scale == 1.0 else logit / self.scale
+    def project(self, h: Tensor) -> Tensor:
+        """W h"""
+        return self.weight(self.reduce(h))  # type: ignore[no-any-return]
+
+    def step(self, h: Tensor, past: Sequence[Tensor]) -> Tensor:
+        """The logit of one token, (b, d), from h and its recent past, oldest first and h last."""
+        return (self.project(h) + weighted_sum(past, self.conv.weight, self.bias)) / self.scale
+
+
+def gate_logits(gates: Sequence[GateLogit], h: Tensor, tail: Tensor, layout: Layout) -> list[Tensor]:
+    """The logits of several gates on one h (b, l, d)."""
+    weights, biases = [gate.conv.weight for gate in gates], [gate.bias for gate in gates]
+    logits = convolve(h, tail, layout, weights, biases, [gate.project(h) for gate in gates])
+    return [logit if gate.scale == 1 else logit / gate.scale for gate, logit in zip(gates, logits, strict=True)]

@@ -17,6 +17,8 @@ from naju.scan.dispatch import check_cu_seqlens
 class Layout:
     """Every row is one sequence of the full length."""
 
+    cu_seqlens: Tensor | None = None
+
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
@@ -79,7 +81,7 @@ class PackedLayout(Layout):
 
     def __init__(self, cu_seqlens: Tensor, length: int) -> None:
         super().__init__(len(cu_seqlens) - 1)
-        cu_seqlens = cu_seqlens.long()
+        self.cu_seqlens = cu_seqlens = cu_seqlens.long()
         self.starts, self.ends = cu_seqlens[:-1], cu_seqlens[1:]
         self.place = torch.arange(length, device=cu_seqlens.device)
         self.sequence = torch.searchsorted(self.ends, self.place, right=True)

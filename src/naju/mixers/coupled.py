@@ -27,6 +27,9 @@ class CoupledMixer(NajuMixer):
     def _add_gates(self, width: int, f_bias: float, i_bias: float, rank: int | None, reparam: bool) -> None:
         self.write = GateLogit(self.d_inner, width, bias=i_bias, rank=rank, reparam=reparam)
 
-    def gate_logits(self, h: Tensor, past: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        g_logit = self.write(h, past)
+    def gates(self) -> tuple[GateLogit, ...]:
+        return (self.write,)
+
+    def forget_and_write(self, logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        (g_logit,) = logits
         return -g_logit, g_logit

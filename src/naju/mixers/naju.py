@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from naju.layers.causal_conv import DepthwiseConv
-from naju.layers.gate import GateLogit
+from naju.layers.causal_conv import DepthwiseConv, convolve, weighted_sum
+from naju.layers.gate import GateLogit, gate_logits
 from naju.layers.layout import Layout, layout_of
 from naju.mixers.base import Mixer
 from naju.mixers.state import State
@@ -96,9 +96,13 @@ class NajuMixer(Mixer):
         self.forget = GateLogit(self.d_inner, width, bias=f_bias, rank=rank, reparam=reparam)
         self.write = GateLogit(self.d_inner, width, bias=i_bias, rank=rank, reparam=reparam)
 
-    def gate_logits(self, h: Tensor, past: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """f_logit and i_logit, from h and its recent past."""
-        return self.forget(h, past), self.write(h, past)
+    def gates(self) -> tuple[GateLogit, ...]:
+        return self.forget, self.write
+
+    def forget_and_write(self, logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """f_logit and i_logit from the logits of `gates`."""
+        f_logit, i_logit = logits
+        return f_logit, i_logit
 
     def forward(
         self,
@@ -137,8 +141,10 @@ class NajuMixer(Mixer):
 
     def _drive(self, u: Tensor, state: NajuState, layout: Layout) -> tuple[ScanArguments, Tensor, Tensor]:
         u_tilde, z = self.project_in(u).chunk(2, dim=-1)  # (b, l, d) each
-        h = F.silu(self.conv(layout.past(u_tilde, state.u_tail))).to(u_tilde.dtype)
-        f_logit, i_logit = layout.hold(*self.gate_logits(h, layout.past(h, state.h_tail)))
+        (h,) = convolve(u_tilde, state.u_tail, layout, [self.conv.weight], [self.conv.bias], silu=True)
+        h = h.to(u_tilde.dtype)
+        f_logit, i_logit = self.forget_and_write(gate_logits(self.gates(), h, state.h_tail, layout))
+        f_logit, i_logit = layout.hold(f_logit, i_logit)
         B, C = self.project_BC(h).chunk(2, dim=-1)  # (b, l, n) each
         tails = layout.last(u_tilde, state.u_tail), layout.last(h, state.h_tail)
         return ScanArguments(h, f_logit, i_logit, B, C, z), *tails
@@ -147,9 +153,9 @@ class NajuMixer(Mixer):
         self._check("u", u, 2)
         u_tilde, z = self.project_in(u).chunk(2, dim=-1)  # (b, d) each
         u_past = [*state.u_tail.to(u_tilde.dtype).unbind(1), u_tilde]
-        h = F.silu(self.conv(u_past)).to(u_tilde.dtype)
+        h = F.silu(weighted_sum(u_past, self.conv.weight, self.conv.bias)).to(u_tilde.dtype)
         h_past = [*state.h_tail.to(h.dtype).unbind(1), h]
-        f_logit, i_logit = self.gate_logits(h, h_past)
+        f_logit, i_logit = self.forget_and_write([gate.step(h, h_past) for gate in self.gates()])
         B, C = self.project_BC(h).chunk(2, dim=-1)  # (b, n) each
         y, x = naju_step(state.x, h, f_logit, i_logit, B, C, alpha=self.alpha, D=self.D, z=z)
         tails = (torch.stack(past, dim=1)[:, 1:] for past in (u_past, h_past))

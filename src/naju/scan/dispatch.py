@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -75,11 +75,16 @@ def _reason_against(backend: Backend, inputs: ScanInputs) -> str | None:
 
 def only_reverse_mode(inputs: ScanInputs) -> str | None:
     """The refusal of every compiled kernel: other transforms than plain backward would silently see no derivative."""
+    return other_transform(inputs.tensors().values())
+
+
+def other_transform(tensors: Iterable[Tensor]) -> str | None:
+    """The transform that would not see through an opaque operator on these tensors, as a reason against it."""
     if torch.compiler.is_compiling():
         return None
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform is active and it has a plain backward only"
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs.tensors().values()):
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         return "forward-mode differentiation is active and it has a plain backward only"
     return None
 

@@ -18,7 +18,7 @@ Scan = Callable[[ScanInputs], tuple[Tensor, Tensor]]
 
 def define_operator(
     name: str,
-    device_type: str,
+    device_type: str | tuple[str, ...],
     forward: Callable[..., tuple[Tensor, Tensor, list[Tensor]]],
     backward: Callable[..., Gradients],
     kept: Callable[..., list[Tensor]] = lambda *arguments: [],

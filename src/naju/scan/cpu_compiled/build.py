@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("scan.cpp")
+HEADERS = sorted(SOURCE.parent.glob("*.h"))
 FLAGS = ["-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w"]
 TIMEOUT_S = 120
 
@@ -77,7 +78,7 @@ def find_compiler() -> str:
 
 def _digest(compiler: str) -> str:
     about = os.stat(compiler)
-    parts = [SOURCE.read_bytes(), *map(str.encode, FLAGS)]
+    parts = [path.read_bytes() for path in (SOURCE, *HEADERS)] + [flag.encode() for flag in FLAGS]
     parts += [f"{compiler} {about.st_size} {about.st_mtime_ns}".encode(), _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 

@@ -10,105 +10,26 @@
 //
 // The caller pads B, C and the states to a multiple of TILE along the state and gives rows of contiguous channels.
 
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
+#include "vector.h"
+#include "conv.h"
 
-#if defined(__AVX512F__)
-enum { LANES = 16, TILE = 8 };
-#elif defined(__AVX__)
-enum { LANES = 8, TILE = 4 };
-#else
-enum { LANES = 4, TILE = 4 };
-#endif
-enum { WIDTH = 2, GROUP = LANES * WIDTH, SEGMENT = 32 };
-
-typedef float vec __attribute__((vector_size(LANES * 4), aligned(LANES * 4)));
-typedef int ivec __attribute__((vector_size(LANES * 4), aligned(LANES * 4)));
-typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef vec row_t[WIDTH];  // one token of a channel group
-
-// Filled in by Python; the field order is mirrored there. Strides are in floats.
-struct Matrix { float *data; long batch_stride, token_stride; };
+// Filled in by Python; the field order is mirrored there.
 struct Problem {
     struct Matrix h, f_logit, i_logit, B, C, z, dy;        // inputs; z and dy may be null
     struct Matrix y, dh, df_logit, di_logit, dz, dB, dC;   // outputs; dB and dC have a leading axis of `slots`
     const float *D, *initial_state, *dstate;               // D may be null
     float *state, *dinitial_state, *dD;                    // dD: a row a sequence
     const long *sequences;                                 // (batch index, first token, end token) for each
-    // GOMP_parallel of the OpenMP runtime that torch has already started, or null: its idle workers spin for a while
-    // after each torch operation, and threads of our own would have to share the cores with them.
-    void (*openmp_parallel)(void (*body)(void *), void *argument, unsigned threads, unsigned flags);
+    parallel_t openmp_parallel;
     long n_sequences, d_inner, d_state, slots, slot_stride, threads, reverse;
     float alpha;
 };
-
-// ---- vector arithmetic ----------------------------------------------------------------------------------------
-
-static inline vec splat(float value) { return value - (vec){}; }
-
-// exp(x) for x <= 0, to about one unit in the last place; below float32's normal range the result is 0.
-static inline vec exp_of_negative(vec x) {
-    const vec log2e = splat(1.44269504088896341f), to_integer = splat(12582912.0f);
-    vec bounded = x < splat(-87.0f) ? splat(-87.0f) : x;
-    vec n = (bounded * log2e + to_integer) - to_integer;
-    vec r = (bounded - n * splat(0.693359375f)) - n * splat(-2.12194440e-4f);
-    vec p = splat(1.9875691500e-4f);
-    p = p * r + splat(1.3981999507e-3f);
-    p = p * r + splat(8.3334519073e-3f);
-    p = p * r + splat(4.1665795894e-2f);
-    p = p * r + splat(1.6666665459e-1f);
-    p = p * r + splat(5.0000001201e-1f);
-    p = p * (r * r) + r + splat(1.0f);
-    ivec exponent = (__builtin_convertvector(n, ivec) + 127) << 23;
-    vec scale;
-    memcpy(&scale, &exponent, sizeof scale);
-    return x < splat(-87.0f) ? (vec){} : p * scale;
-}
-
-struct Gate { vec on, off; };  // sigmoid(a) and sigmoid(-a): both keep their digits when the other is near 1
-
-static inline struct Gate gate(vec a) {
-    vec magnitude = a < (vec){} ? a : -a;
-    vec e = exp_of_negative(magnitude);
-    vec large = splat(1.0f) / (splat(1.0f) + e), small = e * large;
-    struct Gate result = {a < (vec){} ? small : large, a < (vec){} ? large : small};
-    return result;
-}
-
-static inline float lane_sum(vec x) {
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += x[lane];
-    return total;
-}
-
-// ---- moving one token of a channel group between memory and vectors -------------------------------------------
 
 struct Span { const struct Problem *p; long batch, first, end, channel, channels; };  // a sequence and a group in it
 
 static inline float *token_at(struct Matrix m, const struct Span *s, long t) {
     long token = s->p->reverse ? s->end - 1 - t : s->first + t;
     return m.data + s->batch * m.batch_stride + token * m.token_stride;
-}
-
-static inline void load_row(row_t out, const float *from, long channels) {
-    if (channels == GROUP) {
-        for (int w = 0; w < WIDTH; w++) out[w] = *(const loose *)(from + w * LANES);
-    } else {
-        float buffer[GROUP] = {0};
-        memcpy(buffer, from, channels * sizeof(float));
-        for (int w = 0; w < WIDTH; w++) out[w] = *(const loose *)(buffer + w * LANES);
-    }
-}
-
-static inline void store_row(float *to, const row_t in, long channels) {
-    if (channels == GROUP) {
-        for (int w = 0; w < WIDTH; w++) *(loose *)(to + w * LANES) = in[w];
-    } else {
-        float buffer[GROUP];
-        for (int w = 0; w < WIDTH; w++) *(loose *)(buffer + w * LANES) = in[w];
-        memcpy(to, buffer, channels * sizeof(float));
-    }
 }
 
 // States are (d, n) in memory and (n, channel group) while they are worked on.
@@ -176,13 +97,6 @@ static void write_outputs(const struct Span *s, long start, long count, const ro
         store_row(token_at(p->y, s, start + t) + s->channel, y, s->channels);
     }
 }
-
-static void *aligned(size_t bytes) {
-    void *memory = NULL;
-    return posix_memalign(&memory, 64, bytes ? bytes : 64) ? NULL : memory;
-}
-
-static inline long at_most(long a, long b) { return a < b ? a : b; }
 
 static int forward_group(const struct Span *s, long sequence) {
     const struct Problem *p = s->p;
@@ -374,48 +288,22 @@ static int backward_groups(const struct Problem *p, long sequence, long slot, lo
     return failed;
 }
 
-// ---- threads: each takes the next piece of work until none is left --------------------------------------------
+// ---- entry points ---------------------------------------------------------------------------------------------
 
-struct Crew { const struct Problem *p; int backward; long next, pieces, failed; };
+static long groups_of(const struct Problem *p) { return (p->d_inner + GROUP - 1) / GROUP; }
 
-static void work_through(void *argument) {
-    struct Crew *crew = (struct Crew *)argument;
-    const struct Problem *p = crew->p;
-    long groups = (p->d_inner + GROUP - 1) / GROUP;
-    for (;;) {
-        long piece = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED);
-        if (piece >= crew->pieces) return;
-        int failed;
-        if (crew->backward) {
-            long sequence = piece / p->slots, slot = piece % p->slots;
-            failed = backward_groups(p, sequence, slot, slot * groups / p->slots, (slot + 1) * groups / p->slots);
-        } else {
-            long sequence = piece / groups, channel = piece % groups * GROUP;
-            const long *where = p->sequences + 3 * sequence;
-            struct Span s = {p, where[0], where[1], where[2], channel, at_most(GROUP, p->d_inner - channel)};
-            failed = forward_group(&s, sequence);
-        }
-        if (failed) __atomic_store_n(&crew->failed, 1, __ATOMIC_RELAXED);
-    }
+static int forward_piece(const void *problem, long piece) {
+    const struct Problem *p = (const struct Problem *)problem;
+    long sequence = piece / groups_of(p), channel = piece % groups_of(p) * GROUP;
+    const long *where = p->sequences + 3 * sequence;
+    struct Span s = {p, where[0], where[1], where[2], channel, at_most(GROUP, p->d_inner - channel)};
+    return forward_group(&s, sequence);
 }
 
-static void *thread_main(void *argument) {
-    work_through(argument);
-    return NULL;
-}
-
-static int run(struct Crew crew) {
-    long wanted = at_most(at_most(crew.p->threads, crew.pieces), 256);
-    if (wanted > 1 && crew.p->openmp_parallel) {
-        crew.p->openmp_parallel(work_through, &crew, (unsigned)wanted, 0);
-    } else {
-        pthread_t threads[256];
-        long started = 0;
-        while (started < wanted - 1 && !pthread_create(&threads[started], NULL, thread_main, &crew)) started++;
-        work_through(&crew);
-        for (long k = 0; k < started; k++) pthread_join(threads[k], NULL);
-    }
-    return (int)crew.failed;
+static int backward_piece(const void *problem, long piece) {
+    const struct Problem *p = (const struct Problem *)problem;
+    long sequence = piece / p->slots, slot = piece % p->slots, groups = groups_of(p);
+    return backward_groups(p, sequence, slot, slot * groups / p->slots, (slot + 1) * groups / p->slots);
 }
 
 extern "C" {
@@ -425,13 +313,11 @@ long naju_tile(void) { return TILE; }
 
 // Both return 0, or 1 when memory ran out.
 int naju_forward(const struct Problem *p) {
-    struct Crew crew = {p, 0, 0, p->n_sequences * ((p->d_inner + GROUP - 1) / GROUP), 0};
-    return run(crew);
+    return run(forward_piece, p, p->n_sequences * groups_of(p), p->threads, p->openmp_parallel);
 }
 
 int naju_backward(const struct Problem *p) {
-    struct Crew crew = {p, 1, 0, p->n_sequences * p->slots, 0};
-    return run(crew);
+    return run(backward_piece, p, p->n_sequences * p->slots, p->threads, p->openmp_parallel);
 }
 
 }
