@@ -1,0 +1,79 @@
+"""A run holds exactly what the layer scans, and refuses what it cannot hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from naju import LanguageModel, ModelConfig, NajuMixer, naju_scan
+from naju.analysis import layer_input, observe_layer, observe_scan
+from naju.mixers import build_mixer
+
+
+def scan_arguments(batch=2, length=5, d_inner=3, d_state=2):
+    wide = [torch.randn(batch, length, d_inner) for _ in range(3)]
+    return [*wide, *(torch.randn(batch, length, d_state) for _ in range(2))]
+
+
+def test_a_run_scanned_again_is_the_layers_own_output():
+    torch.manual_seed(0)
+    mixer = NajuMixer(8, d_state=4).double()
+    u = torch.randn(3, 11, 8, dtype=torch.float64)
+    _, state = mixer(torch.randn(3, 6, 8, dtype=torch.float64))
+    run = observe_layer(mixer, u, state=state, row=1)
+    drive = (part.T.unsqueeze(0) for part in (run.h, run.f_logit, run.i_logit))
+    y, x = naju_scan(
+        *drive, run.B.unsqueeze(0), run.C.unsqueeze(0), alpha=run.alpha, D=run.D, initial_state=run.x0.unsqueeze(0)
+    )
+    z = mixer.scan_arguments(u, state).z[1:2]
+    out, after = mixer(u, state)
+    torch.testing.assert_close(mixer.project_out(y * F.silu(z)), out[1:2], rtol=0, atol=1e-14)
+    torch.testing.assert_close(x, after.x[1:2], rtol=0, atol=1e-14)
+
+
+def test_a_low_precision_layer_is_observed_in_float64():
+    torch.manual_seed(0)
+    mixer = NajuMixer(8, d_state=4).bfloat16()
+    run = observe_layer(mixer, torch.randn(1, 7, 8).bfloat16())
+    assert {part.dtype for part in (run.h, run.f, run.i, run.B, run.C, run.D, run.x0)} == {torch.float64}
+    assert not run.D.requires_grad
+
+
+def test_channels_keep_their_numbers():
+    arguments = scan_arguments()
+    whole, some = observe_scan(*arguments), observe_scan(*arguments, channels=[2, 0])
+    assert some.channels == (2, 0)
+    assert torch.equal(some.f_logit, whole.f_logit[[2, 0]])
+    assert torch.equal(some.select([0]).h, whole.h[:1])
+
+
+def test_layer_input_is_what_reached_the_layer_inside_the_model():
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig(vocab_size=11, d_model=8, n_layers=2, mixer_options={"d_state": 4}))
+    tokens = torch.randint(11, (2, 9))
+    second = model.backbone.blocks[1]
+    u = layer_input(model, second.mixer, tokens)
+    first_out, _ = model.backbone.blocks[0](model.backbone.embedding(tokens), None, None, None)
+    torch.testing.assert_close(u, second.norm(first_out))
+    assert not second.mixer._forward_pre_hooks
+    with pytest.raises(ValueError, match="this Linear did not"):
+        layer_input(model, torch.nn.Linear(1, 1), tokens)
+
+
+def test_refusals_say_what_came_and_what_was_expected():
+    h, f_logit, i_logit, B, C = scan_arguments()
+    with pytest.raises(ValueError, match="row must be one of the batch's 2 rows, 0 to 1, but is 2"):
+        observe_scan(h, f_logit, i_logit, B, C, row=2)
+    with pytest.raises(ValueError, match=r"channels must name some of the channels \[0, 1, 2\], but is \[0, 3\]"):
+        observe_scan(h, f_logit, i_logit, B, C, channels=[0, 3])
+    with pytest.raises(ValueError, match="channels must name some of"):
+        observe_scan(h, f_logit, i_logit, B, C, channels=[])
+    with pytest.raises(ValueError, match=r"f_logit must lie in .* but holds nan"):
+        observe_scan(h, f_logit * torch.nan, i_logit, B, C)
+    with pytest.raises(ValueError, match=r"B must lie in .* but holds inf"):
+        observe_scan(h, f_logit, i_logit, B + torch.inf, C)
+    with pytest.raises(ValueError, match="C must have shape"):
+        observe_scan(h, f_logit, i_logit, B, C[:, :-1])
+    with pytest.raises(TypeError, match="mixer must be a NajuMixer or a CoupledMixer, but is AttentionMixer"):
+        observe_layer(build_mixer("attention", 8), torch.randn(1, 3, 8))
