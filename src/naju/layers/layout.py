@@ -41,8 +41,9 @@ class Layout:
 
     def last(self, u: Tensor, tail: Tensor) -> Tensor:
         """The tail for whatever follows: each sequence's last width-1 tokens."""
-        joined = torch.cat([tail.to(u.dtype), u], dim=1)
-        return joined[:, joined.shape[1] - tail.shape[1] :]
+        count = tail.shape[1]
+        newest = torch.cat([tail.to(u.dtype), u[:, max(0, u.shape[1] - count) :]], dim=1)
+        return newest[:, newest.shape[1] - count :]
 
 
 class PaddedLayout(Layout):

@@ -1,0 +1,160 @@
+"""`naju bench model`: a training step beside transformers' Mamba-2, and cost per token of long reading and decoding."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from naju.bench.measure import peak_bytes, time_in_turn
+from naju.bench.rows import RESULTS, package_version, print_table, save_rows, timing_row
+from naju.models import LanguageModel, ModelConfig, ModelState
+
+PEER = "mamba2 (transformers, torch path)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBench:
+    """Time a training step of a small language model against Mamba-2's, then reading and decoding as context grows."""
+
+    batch: int = 4
+    length: int = 512
+    d_model: int = 128
+    n_layers: int = 4
+    d_state: int = 64
+    vocab_size: int = 512
+    rounds: int = 7
+    """timed rounds after one warm-up"""
+    lengths: tuple[int, ...] = field(default=(1024, 4096, 16384, 65536))
+    """lengths at which time and memory per token are measured (batch 1, forward, no gradient)"""
+    contexts: tuple[int, ...] = field(default=(100, 100_000))
+    """context lengths after which one decoding step is timed"""
+    out: Path = RESULTS
+    """folder for the rows"""
+
+
+def run_model_bench(bench: ModelBench) -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(
+        ModelConfig(
+            vocab_size=bench.vocab_size,
+            d_model=bench.d_model,
+            n_layers=bench.n_layers,
+            mixer_options={"d_state": bench.d_state},
+        )
+    )
+    rows = _training(bench, model) + _reading(bench, model) + _decoding(bench, model)
+    print(f"rows appended to {save_rows('model', rows, bench.out)}")
+
+
+def _training(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
+    tokens = torch.randint(bench.vocab_size, (bench.batch, bench.length + 1))
+    contenders = {"naju": _training_step(model, lambda inputs: model(inputs)[0], tokens)}
+    peer = _mamba2(bench)
+    if peer is None:
+        print(f"{PEER} is left out: transformers is not installed (pip install 'naju[hf]')")
+    else:
+        contenders[PEER] = _training_step(peer, lambda inputs: peer(inputs, use_cache=False).logits, tokens)
+    timings = time_in_turn(contenders, bench.rounds)
+    shape = {"batch": bench.batch, "length": bench.length, "d_model": bench.d_model, "n_layers": bench.n_layers}
+    shape |= {"d_state": bench.d_state, "vocab_size": bench.vocab_size}
+    rows = [
+        {"bench": "model training step", "model": name, **shape, "dtype": "float32"}
+        | timing_row(timing)
+        | {"time_over_naju": timing.median / timings["naju"].median}
+        for name, timing in timings.items()
+    ]
+    print(f"training step (forward, backward, AdamW), float32, {shape}")
+    print_table(rows, ["model", "median_s", "time_over_naju"])
+    return rows
+
+
+def _training_step(model: nn.Module, logits_of: Callable[[Tensor], Tensor], tokens: Tensor) -> Callable[[], object]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> object:
+        logits = logits_of(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def _mamba2(bench: ModelBench) -> nn.Module | None:
+    """The peer at the same width, depth, state size and vocabulary; it says on stderr that it has no fast kernels."""
+    if package_version("transformers") is None:
+        return None
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    config = Mamba2Config(
+        vocab_size=bench.vocab_size,
+        hidden_size=bench.d_model,
+        num_hidden_layers=bench.n_layers,
+        state_size=bench.d_state,
+        expand=2,
+        head_dim=64,
+        num_heads=2 * bench.d_model // 64,
+        n_groups=1,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Mamba2ForCausalLM(config)
+
+
+def _reading(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
+    rows = []
+    for length in bench.lengths:
+        tokens = torch.randint(bench.vocab_size, (1, length))
+
+        def read(tokens: Tensor = tokens) -> object:
+            with torch.no_grad():
+                return model(tokens)
+
+        timing = time_in_turn({"naju": read}, bench.rounds)["naju"]
+        peak = peak_bytes(read)
+        row = {"bench": "model forward by length", "model": "naju", "batch": 1, "length": length} | timing_row(timing)
+        row["microseconds_per_token"] = timing.median / length * 1e6
+        row["peak_bytes_per_token"] = None if peak is None else peak / length
+        rows.append(row)
+    print("\nforward, no gradient, batch 1")
+    print_table(rows, ["length", "microseconds_per_token", "peak_bytes_per_token"])
+    return rows
+
+
+def _decoding(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
+    def after(context: int) -> Callable[[], object]:
+        _, state = model.prefill(torch.randint(bench.vocab_size, (1, context)))
+        return lambda: _steps(model, state, 50)
+
+    timings = time_in_turn({str(context): after(context) for context in bench.contexts}, bench.rounds)
+    rows = [
+        {"bench": "model decoding step", "model": "naju", "batch": 1, "context": int(context)}
+        | timing_row(timing)
+        | {"microseconds_per_token": timing.median / 50 * 1e6}
+        for context, timing in timings.items()
+    ]
+    print("\none decoding step, batch 1 (50 steps a round)")
+    print_table(rows, ["context", "microseconds_per_token"])
+    return rows
+
+
+@torch.no_grad()
+def _steps(model: LanguageModel, state: ModelState, count: int) -> Tensor:
+    token = torch.zeros(1, dtype=torch.long)
+    for _ in range(count):
+        logits, state = model.step(token, state)
+        token = logits.argmax(-1)
+    return token

@@ -1,0 +1,83 @@
+"""Results as rows: what was measured, on what machine, with which versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import naju
+from naju.bench.measure import Timing
+
+RESULTS = Path("benchmarks/results")
+
+
+def machine() -> dict[str, Any]:
+    """Everything about this machine that a timing depends on; no name and no path."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": package_version("transformers"),
+        "naju": naju.__version__,
+    }
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def timing_row(timing: Timing) -> dict[str, Any]:
+    return {"median_s": timing.median, "spread_s": list(timing.spread), "rounds": len(timing.seconds)}
+
+
+def save_rows(name: str, rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
+    """Append rows to `folder/name.jsonl`, each with the machine, the time and the command that made it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.jsonl"
+    about = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command(), "machine": machine()}
+    with path.open("a") as file:
+        file.writelines(json.dumps({**row, **about}) + "\n" for row in rows)
+    return path
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Columns of a handful of rows, numbers to three digits."""
+    cells = [list(columns), *([_shown(row.get(column)) for column in columns] for row in rows)]
+    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
+    for line in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _command() -> str:
+    return " ".join(["naju", *sys.argv[1:]])
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

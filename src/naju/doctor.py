@@ -1,0 +1,70 @@
+"""`naju doctor`: versions, devices, every scan backend with its reason, and a self-test of each that can run."""
+
+from __future__ import annotations
+
+import platform
+import time
+
+import torch
+from torch import Tensor
+
+import naju
+from naju.bench.rows import package_version
+from naju.scan import backends, naju_scan
+
+TOLERANCE = 1e-5
+OPTIONAL = ("triton", "transformers", "matplotlib", "safetensors", "numpy")
+
+
+def run_doctor() -> bool:
+    """Print the report; False if a backend that should run gives wrong results."""
+    print(f"naju {naju.__version__}, python {platform.python_version()}, torch {torch.__version__}")
+    print(", ".join(f"{name} {package_version(name) or 'not installed'}" for name in OPTIONAL))
+    print(f"CPU: {platform.machine()}, {torch.get_num_threads()} threads")
+    print(f"GPU: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'none that torch can use'}")
+    print("scan backends, in order of preference:")
+    healthy = True
+    for name, missing in backends().items():
+        verdict, good = (f"cannot run here: {missing}", True) if missing is not None else _self_test(name)
+        healthy = healthy and good
+        print(f"  {name:<18} {verdict}")
+    print("all well" if healthy else "at least one backend is wrong on this machine: please report the lines above")
+    return healthy
+
+
+def _self_test(name: str) -> tuple[str, bool]:
+    """Outputs and gradients of a small awkward scan against the float64 loop."""
+    try:
+        _scan_and_gradients(name, torch.float32)
+        start = time.perf_counter()
+        got = _scan_and_gradients(name, torch.float32)
+        seconds = time.perf_counter() - start
+    except Exception as broken:  # a report has to go on: whatever broke is what the reader needs to see
+        return f"FAILS: {type(broken).__name__}: {broken}", False
+    error = max(
+        _relative_error(a, b) for a, b in zip(got, _scan_and_gradients("reference", torch.float64), strict=True)
+    )
+    good = error <= TOLERANCE
+    return f"{'ok' if good else 'WRONG'}: largest relative error {error:.1e}, {seconds * 1e3:.1f} ms", good
+
+
+def _scan_and_gradients(backend: str, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() and "cpu" not in backend else "cpu"
+    batch, length, d_inner, d_state = 2, 77, 37, 13
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype).requires_grad_()
+
+    wide, narrow = (batch, length, d_inner), (batch, length, d_state)
+    names = ("h", "f_logit", "i_logit", "B", "C", "D", "z", "initial_state")
+    shapes = (wide, wide, wide, narrow, narrow, (d_inner,), wide, (batch, d_inner, d_state))
+    inputs = {name: draw(*shape) for name, shape in zip(names, shapes, strict=True)}
+    y, state = naju_scan(**inputs, backend=backend)  # type: ignore[arg-type]
+    cotangents = [torch.randn(t.shape, generator=generator).to(t) for t in (y, state)]
+    return [y, state, *torch.autograd.grad([y, state], list(inputs.values()), cotangents)]
+
+
+def _relative_error(got: Tensor, want: Tensor) -> float:
+    got, want = got.detach().double().cpu(), want.detach().cpu()
+    return float((got - want).norm() / want.norm())
