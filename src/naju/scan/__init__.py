@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from naju.scan.associative import ASSOCIATIVE
@@ -66,7 +67,8 @@ def naju_scan(
         cu_seqlens=cu_seqlens,
         reverse=reverse,
     )
-    return choose(BACKENDS, backend, inputs).run(inputs)
+    with torch.autocast(h.device.type, enabled=False):  # the products of a scan are never done in half precision
+        return choose(BACKENDS, backend, inputs).run(inputs)
 
 
 def naju_step(
@@ -84,10 +86,11 @@ def naju_step(
     """One token of `naju_scan`: `h, f_logit, i_logit, z`: (batch, d_inner); `B, C`: (batch, d_state)."""
     _check_step(state, h, f_logit, i_logit, B, C, D, z)
     dtype = state_dtype(h.dtype)
-    v = gate(i_logit.to(dtype)) * h.to(dtype)
-    state = gate(f_logit.to(dtype)).unsqueeze(-1) * state + v.unsqueeze(-1) * B.to(dtype).unsqueeze(-2)
-    m = (state @ C.to(dtype).unsqueeze(-1)).squeeze(-1)
-    return readout(m, h, check_alpha(alpha, B.shape[-1]), D, z), state
+    with torch.autocast(h.device.type, enabled=False):
+        v = gate(i_logit.to(dtype)) * h.to(dtype)
+        state = gate(f_logit.to(dtype)).unsqueeze(-1) * state + v.unsqueeze(-1) * B.to(dtype).unsqueeze(-2)
+        m = (state @ C.to(dtype).unsqueeze(-1)).squeeze(-1)
+        return readout(m, h, check_alpha(alpha, B.shape[-1]), D, z), state
 
 
 def _check_step(
@@ -110,4 +113,15 @@ def _check_step(
         tensor.unsqueeze(1) if isinstance(tensor, Tensor) else tensor for tensor in (h, f_logit, i_logit, B, C)
     ]
     z_with_length = z.unsqueeze(1) if isinstance(z, Tensor) else z
-    check_inputs(*with_length, alpha=None, D=D, z=z_with_length, initial_state=state, cu_seqlens=None, reverse=False)
+    if not isinstance(state, Tensor):
+        raise TypeError(f"state must be a tensor, but is {type(state).__name__}")
+    check_inputs(
+        *with_length,
+        alpha=None,
+        D=D,
+        z=z_with_length,
+        initial_state=state,
+        cu_seqlens=None,
+        reverse=False,
+        state_name="state",
+    )

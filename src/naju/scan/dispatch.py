@@ -80,13 +80,22 @@ def only_reverse_mode(inputs: ScanInputs) -> str | None:
 
 def other_transform(tensors: Iterable[Tensor]) -> str | None:
     """The transform that would not see through an opaque operator on these tensors, as a reason against it."""
-    if torch.compiler.is_compiling():
-        return None
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transform_active():
         return "a torch.func transform is active and it has a plain backward only"
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    if _inside_dual_level():
         return "forward-mode differentiation is active and it has a plain backward only"
     return None
+
+
+# torch.compile asks both while it traces, when the transforms that surround the call are really active.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _transform_active() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _inside_dual_level() -> bool:
+    return forward_ad._current_level >= 0
 
 
 def check_inputs(
@@ -102,6 +111,7 @@ def check_inputs(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     reverse: bool,
+    state_name: str = "initial_state",
 ) -> ScanInputs:
     """Raise a TypeError or ValueError that names the argument, what came and what was expected; fill in defaults."""
     _check_tensor("h", h)
@@ -129,7 +139,7 @@ def check_inputs(
         alpha=check_alpha(alpha, d_state),
         D=D,
         z=z,
-        initial_state=_check_state(initial_state, h, (sequences, d_inner, d_state)),
+        initial_state=_check_state(state_name, initial_state, h, (sequences, d_inner, d_state)),
         cu_seqlens=cu_seqlens,
         reverse=bool(reverse),
     )
@@ -178,17 +188,17 @@ def _check_tensor(name: str, value: Tensor, like: Tensor | None = None, shape: S
         raise ValueError(f"{name} must have shape {tuple(shape)} to go with h, but has shape {tuple(value.shape)}")
 
 
-def _check_state(state: Tensor | None, h: Tensor, shape: tuple[int, int, int]) -> Tensor:
+def _check_state(name: str, state: Tensor | None, h: Tensor, shape: tuple[int, int, int]) -> Tensor:
     dtype = state_dtype(h.dtype)
     if state is None:
         return torch.zeros(shape, dtype=dtype, device=h.device)
-    _check_tensor("initial_state", state)
+    _check_tensor(name, state)
     if state.device != h.device:
-        raise ValueError(f"initial_state must be on the device of h, {h.device}, but is on {state.device}")
+        raise ValueError(f"{name} must be on the device of h, {h.device}, but is on {state.device}")
     if state.dtype != dtype:
-        raise TypeError(f"initial_state must be {_name(dtype)} when h is {_name(h.dtype)}, but is {_name(state.dtype)}")
+        raise TypeError(f"{name} must be {_name(dtype)} when h is {_name(h.dtype)}, but is {_name(state.dtype)}")
     if tuple(state.shape) != shape:
-        raise ValueError(f"initial_state must have shape {shape}, but has shape {tuple(state.shape)}")
+        raise ValueError(f"{name} must have shape {shape}, but has shape {tuple(state.shape)}")
     return state
 
 

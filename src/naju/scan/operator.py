@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from naju.scan.dispatch import ScanInputs
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # The fields of ScanInputs in the order that kernels take them; a backward takes dy, dstate and what was kept first.
 ARGUMENTS = ("h", "f_logit", "i_logit", "B", "C", "D", "z", "initial_state", "cu_seqlens", "alpha", "reverse")
@@ -30,6 +35,7 @@ def define_operator(
         of an absent D or z are empty tensors
     kept(*ARGUMENTS) -> empty tensors shaped like the ones that forward keeps
     """
+    forward, backward = refusing_tangents(forward), refusing_tangents(backward)
     scan = torch.library.custom_op(f"naju::{name}", forward, mutates_args=(), device_types=device_type)
     scan_backward = torch.library.custom_op(
         f"naju::{name}_backward", backward, mutates_args=(), device_types=device_type
@@ -69,6 +75,19 @@ def define_operator(
         return y, state
 
     return run
+
+
+def refusing_tangents(kernel: Callable[P, R]) -> Callable[P, R]:
+    """A kernel that raises where torch would drop a tangent: dual numbers in a compiled graph, or in a cotangent."""
+
+    @functools.wraps(kernel)
+    def checked(*arguments: P.args, **options: P.kwargs) -> R:
+        tensors = (argument for argument in arguments if isinstance(argument, Tensor))
+        if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+            raise RuntimeError("a compiled kernel has a plain backward only: forward-mode differentiation is refused")
+        return kernel(*arguments, **options)
+
+    return checked
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

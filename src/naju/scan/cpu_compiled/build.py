@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("scan.cpp")
@@ -41,13 +41,13 @@ def library() -> ctypes.CDLL | str:
 
 def cache_folder() -> Path:
     """`$NAJU_CACHE`, else the user's cache folder; where neither can be written, a private temporary one."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("NAJU_CACHE") or Path(base) / "naju")
+    named, base = os.environ.get("NAJU_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
+        folder = Path(named) if named else (Path(base) if base else Path.home() / ".cache") / "naju"
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # the latter when the user has no home
         return Path(tempfile.mkdtemp(prefix="naju-cache-"))
 
 
@@ -55,12 +55,19 @@ def compiled_library() -> Path:
     """The path of an intact library for this machine, compiled now if there is none."""
     if sys.platform == "win32":
         raise BuildError("it needs POSIX threads, which Windows does not have")
-    compiler = find_compiler()
-    path = cache_folder() / f"scan-{_digest(compiler)}.so"
+    return compiled([SOURCE, *HEADERS], [find_compiler(), *FLAGS], _processor())
+
+
+def compiled(sources: Sequence[Path], command: Sequence[str], target: str) -> Path:
+    """The path of what `command` makes of the first source; the others are its headers.
+
+    `target` says what else the result depends on: the machine that it is for.
+    """
+    path = cache_folder() / f"scan-{_digest(sources, command, target)}.so"
     if not _intact(path):
         with _locked(path.with_suffix(".lock")):
             if not _intact(path):
-                _compile(compiler, path)
+                _compile(sources[0], command, path)
     return path
 
 
@@ -70,16 +77,16 @@ def find_compiler() -> str:
     for name in [named] if named else ["c++", "g++", "clang++"]:
         found = shutil.which(name)
         if found:
-            return os.path.realpath(found)
+            return os.path.abspath(found)  # not the real path: compiler caches are links that go by their own name
     raise BuildError(
         f"the compiler CXX={named!r} was not found" if named else "no C++ compiler (c++, g++ or clang++) was found"
     )
 
 
-def _digest(compiler: str) -> str:
-    about = os.stat(compiler)
-    parts = [path.read_bytes() for path in (SOURCE, *HEADERS)] + [flag.encode() for flag in FLAGS]
-    parts += [f"{compiler} {about.st_size} {about.st_mtime_ns}".encode(), _processor().encode()]
+def _digest(sources: Sequence[Path], command: Sequence[str], target: str) -> str:
+    compiler = os.stat(command[0])
+    parts = [path.read_bytes() for path in sources] + [word.encode() for word in command]
+    parts += [f"{compiler.st_size} {compiler.st_mtime_ns}".encode(), target.encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
@@ -93,17 +100,17 @@ def _processor() -> str:
     return " ".join([platform.machine(), platform.processor(), *sorted(told)])
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(source: Path, command: Sequence[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         built = Path(folder) / path.name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
+        whole = [*command, str(source), "-o", str(built)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            done = subprocess.run(whole, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(f"{compiler} could not be run: {error}") from error
+            raise BuildError(f"{command[0]} could not be run: {error}") from error
         if done.returncode != 0:
             said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
-            raise BuildError(f"{compiler} could not compile it: {said[0]}")
+            raise BuildError(f"{command[0]} could not compile it: {said[0]}")
         checksum = Path(folder) / "checksum"
         checksum.write_text(_checksum(built))
         os.replace(checksum, _checksum_file(path))

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from naju.scan.cpu_compiled.native import ConvProblem, call, sequences_of
+from naju.scan.operator import refusing_tangents
 
 # u (b, l, d), tail (rows, width - 1, d), weight (outputs, width, d), bias (outputs, d), adds: none or (b, l, d) each
 
 
 @torch.library.custom_op("naju::cpu_conv", mutates_args=(), device_types="cpu")
+@refusing_tangents
 def cpu_conv(
     u: Tensor, tail: Tensor, weight: Tensor, bias: Tensor, adds: list[Tensor], cu_seqlens: Tensor | None, silu: bool
 ) -> list[Tensor]:
@@ -23,6 +25,7 @@ def cpu_conv(
 
 
 @torch.library.custom_op("naju::cpu_conv_backward", mutates_args=(), device_types="cpu")
+@refusing_tangents
 def cpu_conv_backward(
     douts: list[Tensor],
     u: Tensor,
