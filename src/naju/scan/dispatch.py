@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+T = TypeVar("T")
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -87,13 +88,19 @@ def other_transform(tensors: Iterable[Tensor]) -> str | None:
     return None
 
 
+def constant_when_traced(function: Callable[[], T]) -> Callable[[], T]:
+    """`torch.compiler.assume_constant_result`, which would import the whole compiler, a second's work, with naju."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 # torch.compile asks both while it traces, when the transforms that surround the call are really active.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_traced
 def _transform_active() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_traced
 def _inside_dual_level() -> bool:
     return forward_ad._current_level >= 0
 

@@ -82,8 +82,8 @@ def refusing_tangents(kernel: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(kernel)
     def checked(*arguments: P.args, **options: P.kwargs) -> R:
-        tensors = (argument for argument in arguments if isinstance(argument, Tensor))
-        if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        flat = (item for argument in arguments for item in (argument if isinstance(argument, list) else [argument]))
+        if any(isinstance(item, Tensor) and forward_ad.unpack_dual(item).tangent is not None for item in flat):
             raise RuntimeError("a compiled kernel has a plain backward only: forward-mode differentiation is refused")
         return kernel(*arguments, **options)
 

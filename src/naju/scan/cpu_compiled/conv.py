@@ -10,7 +10,8 @@ from torch import Tensor
 from naju.scan.cpu_compiled.native import ConvProblem, call, sequences_of
 from naju.scan.operator import refusing_tangents
 
-# u (b, l, d), tail (rows, width - 1, d), weight (outputs, width, d), bias (outputs, d), adds: none or (b, l, d) each
+# u (b, l, d), tail (rows, width - 1, d), weight (outputs, width, d), bias (outputs, d); adds: none, or (b, l, d) for
+# each output, and then no silu
 
 
 @torch.library.custom_op("naju::cpu_conv", mutates_args=(), device_types="cpu")
@@ -32,14 +33,13 @@ def cpu_conv_backward(
     tail: Tensor,
     weight: Tensor,
     bias: Tensor,
-    adds: list[Tensor],
     cu_seqlens: Tensor | None,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of u, tail, weight and bias."""
     gradients = {"du": u.new_empty(u.shape), "dtail": u.new_empty(tail.shape)}
     partial = {"dweight": u.new_empty(len(tail), *weight.shape), "dbias": u.new_empty(len(tail), *bias.shape)}
-    tensors = {"u": u, "tail": tail, "weight": weight, "bias": bias, "add": adds, "dout": douts}
+    tensors = {"u": u, "tail": tail, "weight": weight, "bias": bias, "dout": douts}
     call("naju_conv_backward", *_problem(u, weight, cu_seqlens, silu, tensors | gradients | partial))
     return *gradients.values(), *(tensor.sum(0) for tensor in partial.values())  # type: ignore[return-value]
 
@@ -59,20 +59,19 @@ def _(u, tail, weight, bias, adds, cu_seqlens, silu):  # type: ignore[no-untyped
 
 
 @cpu_conv_backward.register_fake
-def _(douts, u, tail, weight, bias, adds, cu_seqlens, silu):  # type: ignore[no-untyped-def]
+def _(douts, u, tail, weight, bias, cu_seqlens, silu):  # type: ignore[no-untyped-def]
     return tuple(tensor.new_empty(tensor.shape) for tensor in (u, tail, weight, bias))
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     u, tail, weight, bias, adds, cu_seqlens, ctx.silu = inputs
-    ctx.save_for_backward(u, tail, weight, bias, cu_seqlens, *(adds if ctx.silu else []))
+    ctx.save_for_backward(u, tail, weight, bias, cu_seqlens)
     ctx.adds = len(adds)
 
 
 def _differentiate(ctx: Any, douts: list[Tensor]) -> tuple[Any, ...]:
-    u, tail, weight, bias, cu_seqlens, *adds = ctx.saved_tensors
-    du, dtail, dweight, dbias = cpu_conv_backward(douts, u, tail, weight, bias, adds, cu_seqlens, ctx.silu)
-    return du, dtail, dweight, dbias, list(douts) if ctx.adds else [], None, None
+    gradients = cpu_conv_backward(douts, *ctx.saved_tensors, ctx.silu)
+    return *gradients, list(douts) if ctx.adds else [], None, None
 
 
 cpu_conv.register_autograd(_differentiate, setup_context=_save_inputs)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from naju.scan.cpu_compiled.build import library
-from naju.scan.dispatch import check_boundaries
+from naju.scan.dispatch import check_boundaries, constant_when_traced
 
 
 class Matrix(ctypes.Structure):
@@ -50,7 +50,7 @@ class ConvProblem(ctypes.Structure):
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_traced
 def missing_here() -> str | None:
     """Why the compiled kernels cannot run on this machine; compiles them if that has not been tried yet."""
     found = library()

@@ -201,6 +201,7 @@ static void walk_back(const struct Span *s, long start, long count, long tile, r
 
 static void write_gradients(const struct Span *s, long start, long count, struct Work *k, const row_t D, row_t dD) {
     const struct Problem *p = s->p;
+    row_t segment_dD = {};  // summed by segments: one running sum over a long sequence would lose digits
     for (long t = 0; t < count; t++) {
         row_t dh, df, di, dz = {}, z = {}, dy = {};
         if (p->z.data) {
@@ -212,7 +213,7 @@ static void write_gradients(const struct Span *s, long start, long count, struct
             dh[w] = k->dv[t][w] * k->i[t][w] + D[w] * k->dp[t][w];
             df[w] = k->df[t][w] * (k->f[t][w] * k->off_f[t][w]);
             di[w] = k->dv[t][w] * h * (k->i[t][w] * k->off_i[t][w]);
-            dD[w] += k->dp[t][w] * h;
+            segment_dD[w] += k->dp[t][w] * h;
             if (p->z.data) {
                 struct Gate g = gate(z[w]);
                 vec before = k->m[t][w] * p->alpha + D[w] * h;
@@ -224,6 +225,7 @@ static void write_gradients(const struct Span *s, long start, long count, struct
         store_row(token_at(p->di_logit, s, start + t) + s->channel, di, s->channels);
         if (p->z.data) store_row(token_at(p->dz, s, start + t) + s->channel, dz, s->channels);
     }
+    for (int w = 0; w < WIDTH; w++) dD[w] += segment_dD[w];
 }
 
 // One sequence and a run of channel groups. Segments are the outer loop so that dB and dC of a segment are collected
