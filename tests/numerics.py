@@ -125,10 +125,10 @@ def draw_case(
     dtype: torch.dtype = torch.float32,
     cu_seqlens: Sequence[int] | None = None,
     seed: int = 0,
+    device: str = "cpu",
     **options: Any,
 ) -> ScanCase:
-    generator = torch.Generator().manual_seed(seed)
-    drawn = {"generator": generator, "dtype": torch.float64}
+    drawn = {"generator": torch.Generator(device).manual_seed(seed), "dtype": torch.float64, "device": device}
     per_channel, per_state = (batch, length, d_inner), (batch, length, d_state)
     states = (batch if cu_seqlens is None else len(cu_seqlens) - 1, d_inner, d_state)
     f_logit, i_logit = REGIMES[regime](
@@ -146,7 +146,7 @@ def draw_case(
     tensors |= {"f_logit": f_logit, "i_logit": i_logit}
     state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     if cu_seqlens is not None:
-        options["cu_seqlens"] = torch.tensor(cu_seqlens)
+        options["cu_seqlens"] = torch.tensor(cu_seqlens, device=device)
     return ScanCase(
         tensors={name: tensors[name].to(state_dtype if name == "initial_state" else dtype) for name in TENSORS},
         options=options,

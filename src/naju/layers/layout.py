@@ -95,7 +95,7 @@ class PackedLayout(Layout):
         count = tail.shape[1]
         places = self.ends.unsqueeze(1) + torch.arange(-count, 0, device=u.device)
         sequences = torch.arange(self.rows, device=u.device).unsqueeze(1).expand_as(places)
-        return self._at(u, tail, sequences.flatten(), places.flatten()).view(self.rows, count, -1)
+        return self._at(u, tail, sequences.flatten(), places.flatten()).view(self.rows, count, u.shape[-1])
 
     def _at(self, u: Tensor, tail: Tensor, sequence: Tensor, place: Tensor) -> Tensor:
         """The token of `sequence` at `place`; a place before the sequence's start counts back into its tail."""

@@ -45,10 +45,11 @@ class AttentionMixer(Mixer):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, AttentionState]:
+        self.check_input(u, 3)
         layout = layout_of(u, attention_mask, cu_seqlens)
+        state = self.state_for(state, layout.rows)
         if isinstance(layout, PackedLayout):
             return self._one_by_one(u, state, layout)
-        state = state or self.init_state(layout.rows)
         real = torch.ones(u.shape[:2], dtype=torch.bool, device=u.device)
         real = real if attention_mask is None else attention_mask.bool()
         u = torch.where(real.unsqueeze(-1), u, u.new_zeros(()))
@@ -65,11 +66,8 @@ class AttentionMixer(Mixer):
         out = self.project_out(mixed.transpose(1, 2).flatten(-2))
         return torch.where(real.unsqueeze(-1), out, out.new_zeros(())), state
 
-    def _one_by_one(
-        self, u: Tensor, state: AttentionState | None, layout: PackedLayout
-    ) -> tuple[Tensor, AttentionState]:
+    def _one_by_one(self, u: Tensor, state: AttentionState, layout: PackedLayout) -> tuple[Tensor, AttentionState]:
         """Packed sequences each see themselves only; their caches are padded on the left to one length."""
-        state = state or self.init_state(layout.rows)
         pieces = [u[:, left:right] for left, right in zip(layout.starts.tolist(), layout.ends.tolist(), strict=True)]
         done = [self.forward(piece, state[row]) for row, piece in enumerate(pieces)]
         longest = max(kept.real.shape[1] for _, kept in done)
@@ -80,6 +78,7 @@ class AttentionMixer(Mixer):
         return torch.cat([out for out, _ in done], dim=1), joined
 
     def step(self, u: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
+        self.check_input(u, 2)
         out, state = self.forward(u.unsqueeze(1), state)
         return out.squeeze(1), state
 

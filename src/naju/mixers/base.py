@@ -37,6 +37,19 @@ class Mixer(nn.Module, ABC):
     def init_state(self, batch: int) -> State:
         """The state before the first token."""
 
+    def check_input(self, u: Tensor, axes: int) -> None:
+        expected = "(batch, length, d_model)" if axes == 3 else "(batch, d_model)"
+        if u.dim() != axes or u.shape[-1] != self.d_model:
+            raise ValueError(f"u must have shape {expected} with d_model {self.d_model}, but has {tuple(u.shape)}")
+
+    def state_for(self, state: Any, rows: int) -> Any:
+        """The given state after checking that it has a row for each sequence, or the one before the first token."""
+        if state is None:
+            return self.init_state(rows)
+        if state.batch != rows:
+            raise ValueError(f"state holds {state.batch} sequences, but the input has {rows}")
+        return state
+
     @property
     @abstractmethod
     def state_size(self) -> int | None:

@@ -18,8 +18,10 @@ class CoupledMixer(NajuMixer):
     it cannot start where Naju does.
     """
 
+    REFUSED = ("f_bias", "i_bias")
+
     def __init__(self, d_model: int, *, g_bias: float = -3.0, **options: Any) -> None:
-        for name in ("f_bias", "i_bias"):
+        for name in self.REFUSED:
             if name in options:
                 raise TypeError(f"the coupled mixer has one gate: give g_bias instead of {name}")
         super().__init__(d_model, i_bias=g_bias, **options)

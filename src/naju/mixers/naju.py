@@ -74,7 +74,7 @@ class NajuMixer(Mixer):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        self.d_model, self.d_inner, self.d_state = d_model, int(expand * d_model), d_state
+        self.d_model, self.d_inner, self.d_state = d_model, round(expand * d_model), d_state
         for name, value in (("d_model", d_model), ("d_state", d_state), ("d_conv", d_conv), ("expand", self.d_inner)):
             if value < 1:
                 raise ValueError(
@@ -111,9 +111,9 @@ class NajuMixer(Mixer):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, NajuState]:
-        self._check("u", u, 3)
+        self.check_input(u, 3)
         layout = layout_of(u, attention_mask, cu_seqlens)
-        state = self._given_or_zero(state, layout.rows, u)
+        state = self._fitting(state, layout.rows)
         arguments, u_tail, h_tail = self._drive(layout.arrange(u), state, layout)
         *drive, z = arguments
         y, x = naju_scan(
@@ -135,9 +135,9 @@ class NajuMixer(Mixer):
         cu_seqlens: Tensor | None = None,
     ) -> ScanArguments:
         """What this layer scans on input u: its gates, drive, write and read directions, for analysis."""
-        self._check("u", u, 3)
+        self.check_input(u, 3)
         layout = layout_of(u, attention_mask, cu_seqlens)
-        return self._drive(layout.arrange(u), self._given_or_zero(state, layout.rows, u), layout)[0]
+        return self._drive(layout.arrange(u), self._fitting(state, layout.rows), layout)[0]
 
     def _drive(self, u: Tensor, state: NajuState, layout: Layout) -> tuple[ScanArguments, Tensor, Tensor]:
         u_tilde, z = self.project_in(u).chunk(2, dim=-1)  # (b, l, d) each
@@ -150,7 +150,8 @@ class NajuMixer(Mixer):
         return ScanArguments(h, f_logit, i_logit, B, C, z), *tails
 
     def step(self, u: Tensor, state: NajuState) -> tuple[Tensor, NajuState]:
-        self._check("u", u, 2)
+        self.check_input(u, 2)
+        state = self._fitting(state, u.shape[0])
         u_tilde, z = self.project_in(u).chunk(2, dim=-1)  # (b, d) each
         u_past = [*state.u_tail.to(u_tilde.dtype).unbind(1), u_tilde]
         h = F.silu(weighted_sum(u_past, self.conv.weight, self.conv.bias)).to(u_tilde.dtype)
@@ -171,14 +172,13 @@ class NajuMixer(Mixer):
     def state_size(self) -> int:
         return self.d_inner * self.d_state
 
-    def _check(self, name: str, u: Tensor, axes: int) -> None:
-        expected = "(batch, length, d_model)" if axes == 3 else "(batch, d_model)"
-        if u.dim() != axes or u.shape[-1] != self.d_model:
-            raise ValueError(f"{name} must have shape {expected} with d_model {self.d_model}, but has {tuple(u.shape)}")
-
-    def _given_or_zero(self, state: NajuState | None, rows: int, u: Tensor) -> NajuState:
-        if state is None:
-            return self.init_state(rows)
-        if state.x.shape[0] != rows:
-            raise ValueError(f"state holds {state.x.shape[0]} sequences, but the input has {rows}")
+    def _fitting(self, state: NajuState | None, rows: int) -> NajuState:
+        """Kernels read tails by their address, so every shape is checked before them."""
+        state = self.state_for(state, rows)
+        tail = (rows, self.tail_length, self.d_inner)
+        expected = {"x": (rows, self.d_inner, self.d_state), "u_tail": tail, "h_tail": tail}
+        for name, shape in expected.items():
+            found = tuple(getattr(state, name).shape)
+            if found != shape:
+                raise ValueError(f"state does not fit this mixer: {name} must have shape {shape}, but has {found}")
         return state

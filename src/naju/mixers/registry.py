@@ -23,7 +23,7 @@ def build_mixer(name: str, d_model: int, **options: Any) -> Mixer:
     if name not in MIXERS:
         raise ValueError(f"unknown mixer {name!r}; expected one of {', '.join(MIXERS)}")
     known = set(_options(MIXERS[name]))
-    unknown = set(options) - known
+    unknown = set(options) - known - set(getattr(MIXERS[name], "REFUSED", ()))
     if unknown:
         raise TypeError(f"mixer {name!r} has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
     return MIXERS[name](d_model, **options)
@@ -34,4 +34,5 @@ def _options(mixer: type[Mixer]) -> list[str]:
     parameters = inspect.signature(mixer.__init__).parameters.values()
     own = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     passes_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    return own + (_options(mixer.__mro__[1]) if passes_on else [])
+    inherited = _options(mixer.__mro__[1]) if passes_on else []
+    return own + [name for name in inherited if name not in getattr(mixer, "REFUSED", ())]

@@ -52,12 +52,14 @@ class State:
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move to a device (`state.to("cuda")`). Precision is the mixer's business, so a dtype is not accepted."""
-        if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
+        if any(isinstance(value, torch.dtype | Tensor) for value in (*args, *kwargs.values())):
             raise TypeError("State.to moves a state to a device; its precision is fixed by the mixer that made it")
         return self.map(lambda tensor: tensor.to(*args, **kwargs))
 
     def __getitem__(self, index: Any) -> Self:
         """Some of the sequences: an index tensor (beams may repeat or reorder), a mask, a slice or one integer."""
+        if isinstance(index, Tensor) and index.dim() == 0 and index.dtype != torch.bool:
+            index = int(index)
         if isinstance(index, int):
             if not -self.batch <= index < self.batch:
                 raise IndexError(f"state holds {self.batch} sequences, but sequence {index} was asked for")
@@ -75,8 +77,8 @@ class State:
     def restore(self, snapshot: Self) -> None:
         """Copy a snapshot's values back into this state's tensors."""
         mine, theirs = self.tensors(), snapshot.tensors()
-        for name, tensor in mine.items():
-            if name not in theirs or theirs[name].shape != tensor.shape:
+        for name in mine | theirs:
+            if name not in mine or name not in theirs or theirs[name].shape != mine[name].shape:
                 raise ValueError(
                     f"the snapshot does not fit this state: {name} differs; a state that grows with its "
                     "context is rolled back by using the snapshot itself"

@@ -42,7 +42,7 @@ class Backbone(nn.Module):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, ModelState]:
-        self._check(tokens, 2)
+        self.check_tokens(tokens, 2)
         before = [None] * len(self.blocks) if state is None else self._layers_of(state)
         u, after = self.embedding(tokens), []
         for block, layer in zip(self.blocks, before, strict=True):
@@ -52,7 +52,7 @@ class Backbone(nn.Module):
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """One token a sequence, (b,), to features (b, m)."""
-        self._check(token, 1)
+        self.check_tokens(token, 1)
         u, after = self.embedding(token), []
         for block, layer in zip(self.blocks, self._layers_of(state), strict=True):
             u, layer = block.step(u, layer)  # type: ignore[operator]
@@ -65,9 +65,11 @@ class Backbone(nn.Module):
     def _layers_of(self, state: ModelState) -> tuple[State, ...]:
         if len(state.layers) != len(self.blocks):
             raise ValueError(f"state has {len(state.layers)} layers, but the model has {len(self.blocks)}")
+        if None in state.layers:
+            raise TypeError("a bidirectional model reads the whole sequence at once: it has no state and cannot stream")
         return state.layers
 
-    def _check(self, tokens: Tensor, axes: int) -> None:
+    def check_tokens(self, tokens: Tensor, axes: int) -> None:
         expected = "(batch, length)" if axes == 2 else "(batch,)"
         if tokens.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"tokens must be int32 or int64, but are {str(tokens.dtype).removeprefix('torch.')}")

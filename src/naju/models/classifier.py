@@ -21,8 +21,16 @@ class Classifier(nn.Module):
         self.head = nn.Linear(config.d_model, n_classes)
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if attention_mask is not None:
+            _check_mask(attention_mask)
         features, _ = self.backbone(tokens, attention_mask=attention_mask)
         if attention_mask is None:
             return self.head(features[:, -1])  # type: ignore[no-any-return]
         place = torch.arange(tokens.shape[1], device=tokens.device).mul(attention_mask.bool()).argmax(1)
         return self.head(features[torch.arange(len(features), device=tokens.device), place])  # type: ignore[no-any-return]
+
+
+def _check_mask(mask: Tensor) -> None:
+    """Values are read only where that costs no wait for a device and breaks no graph."""
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.bool().any(1).all():
+        raise ValueError("attention_mask leaves a row without any real token; every row needs at least one")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ModelConfig:
     """A backbone of pre-norm blocks over a token embedding.
 
@@ -22,6 +22,7 @@ class ModelConfig:
     mixer: str | Sequence[str] = "naju"
     mixer_options: Mapping[str, Any] = field(default_factory=dict)
     tie_embeddings: bool = True
+    _: KW_ONLY
     bidirectional: bool = False
     norm_eps: float = 1e-5
     embedding_std: float | None = None

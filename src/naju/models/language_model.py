@@ -82,6 +82,11 @@ class LanguageModel(nn.Module):
         with `pad_token` (by default eos again), and generation ends when every row has. Memory does not grow with the
         context, attention layers of a hybrid excepted.
         """
+        self.backbone.check_tokens(tokens, 2)
+        if attention_mask is not None and attention_mask.shape != tokens.shape:
+            raise ValueError(
+                f"attention_mask must have shape {tuple(tokens.shape)}, but has {tuple(attention_mask.shape)}"
+            )
         check_sampling(temperature, top_k, top_p)
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must not be negative, but is {max_new_tokens}")

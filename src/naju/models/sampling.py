@@ -14,7 +14,8 @@ def next_token(
     """Draw a token a row from logits (b, vocabulary); temperature 0 takes the most likely one."""
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits.float() / temperature
+    logits = logits.float()
+    logits = (logits - logits.max(-1, keepdim=True).values) / temperature  # never above 0, so nothing overflows
     if top_k is not None and top_k < logits.shape[-1]:
         weakest = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < weakest, -math.inf)

@@ -5,20 +5,24 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from naju.scan.associative import ASSOCIATIVE
 from naju.scan.chunked import CHUNKED
 from naju.scan.cpu_compiled import CPU_COMPILED
+from naju.scan.cuda_sequential import CUDA_SEQUENTIAL
 from naju.scan.dispatch import check_alpha, check_inputs, choose, state_dtype
-from naju.scan.frame import gate, readout
+from naju.scan.frame import gate, readout, without_autocast
 from naju.scan.reference import REFERENCE
+from naju.scan.triton_sequential import TRITON_SEQUENTIAL
 
 __all__ = ["BACKENDS", "backends", "naju_scan", "naju_step"]
 
 # In order of preference.
-BACKENDS = {backend.name: backend for backend in (CPU_COMPILED, CHUNKED, ASSOCIATIVE, REFERENCE)}
+BACKENDS = {
+    backend.name: backend
+    for backend in (CUDA_SEQUENTIAL, TRITON_SEQUENTIAL, CPU_COMPILED, CHUNKED, ASSOCIATIVE, REFERENCE)
+}
 
 
 def backends() -> dict[str, str | None]:
@@ -67,7 +71,7 @@ def naju_scan(
         cu_seqlens=cu_seqlens,
         reverse=reverse,
     )
-    with torch.autocast(h.device.type, enabled=False):  # the products of a scan are never done in half precision
+    with without_autocast(h.device):
         return choose(BACKENDS, backend, inputs).run(inputs)
 
 
@@ -86,7 +90,7 @@ def naju_step(
     """One token of `naju_scan`: `h, f_logit, i_logit, z`: (batch, d_inner); `B, C`: (batch, d_state)."""
     _check_step(state, h, f_logit, i_logit, B, C, D, z)
     dtype = state_dtype(h.dtype)
-    with torch.autocast(h.device.type, enabled=False):
+    with without_autocast(h.device):
         v = gate(i_logit.to(dtype)) * h.to(dtype)
         state = gate(f_logit.to(dtype)).unsqueeze(-1) * state + v.unsqueeze(-1) * B.to(dtype).unsqueeze(-2)
         m = (state @ C.to(dtype).unsqueeze(-1)).squeeze(-1)

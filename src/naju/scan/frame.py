@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -14,6 +15,12 @@ from naju.scan.dispatch import ScanInputs, state_dtype
 # A core maps f, v (b, l, d), B, C (b, l, n), the initial state and the packed boundaries (None: the whole length)
 # to the reading m_t = x_t C_t (b, l, d) and the final state. All tensors have the precision of the state.
 Core = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, list[int] | None], tuple[Tensor, Tensor]]
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """The products of a scan are never done in half precision; devices such as meta know no autocast at all."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
 def gate(logit: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Experiments: what is trained, measured, drawn and reported."""

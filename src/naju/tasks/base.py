@@ -1,0 +1,56 @@
+"""What every task is: a source of seeded batches whose answers are classified at the last position."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+from torch import Generator, Tensor
+
+
+class Batch(NamedTuple):
+    """Sequences, their answers, and the slice of the accuracy table that each of them belongs to."""
+
+    tokens: Tensor  # (b, l), int64
+    targets: Tensor  # (b,), int64, below the task's `n_classes`
+    group: Tensor  # (b,), int64, an index into the task's `groups`
+
+
+class Task(ABC):
+    """A task is immutable, and `sample` is pure: the same generator state gives the same batch, on its device."""
+
+    groups: ClassVar[tuple[str, ...]]
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def n_classes(self) -> int: ...
+
+    @abstractmethod
+    def minimum_length(self) -> int:
+        """The shortest sequence that these settings fit into."""
+
+    @abstractmethod
+    def token_names(self) -> tuple[str, ...]:
+        """The name of every token of the vocabulary."""
+
+    @abstractmethod
+    def sample(self, count: int, length: int, generator: Generator) -> Batch:
+        """`count` fresh sequences of exactly `length` tokens."""
+
+    def describe(self, tokens: Tensor) -> list[str]:
+        """One sequence (l,) in words."""
+        names = self.token_names()
+        return [names[token] for token in tokens.tolist()]
+
+    def check_size(self, count: int, length: int) -> None:
+        if count < 1:
+            raise ValueError(f"count must be a positive integer, but is {count}")
+        if length < self.minimum_length():
+            raise ValueError(
+                f"length must be at least {self.minimum_length()} for these settings of {type(self).__name__}, "
+                f"but is {length}"
+            )

@@ -1,0 +1,40 @@
+"""Accuracy on fresh sequences, overall and slice by slice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from naju.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """`by_group` has only the groups that occurred, each with its own accuracy and count."""
+
+    overall: float
+    count: int
+    by_group: dict[str, tuple[float, int]]
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, task: Task, *, count: int, length: int, generator: torch.Generator, batch_size: int = 64
+) -> Accuracy:
+    """Accuracy of a classifier on `count` fresh sequences of any length; the model's mode is left as it was."""
+    if count < 1:
+        raise ValueError(f"count must be a positive integer, but is {count}")
+    was_training = model.training
+    model.eval()
+    right = torch.zeros(len(task.groups), dtype=torch.int64)
+    total = torch.zeros_like(right)
+    for start in range(0, count, batch_size):
+        batch = task.sample(min(batch_size, count - start), length, generator)
+        correct = (model(batch.tokens).argmax(-1) == batch.targets).long().cpu()
+        right.index_add_(0, batch.group.cpu(), correct)
+        total.index_add_(0, batch.group.cpu(), torch.ones_like(correct))
+    model.train(was_training)
+    slices = zip(task.groups, right.tolist(), total.tolist(), strict=True)
+    return Accuracy(int(right.sum()) / count, count, {name: (hit / n, n) for name, hit, n in slices if n})

@@ -1,0 +1,98 @@
+"""Every GPU backend against the chunked one in float64 on the same GPU: a covering draw of sizes, gates and options."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from naju.scan import backends, naju_scan
+from numerics import REGIMES, assert_agrees, draw_case, outcome, truth
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+GPU_BACKENDS = ("triton_chunked", "cuda_sequential", "triton_sequential")
+CASES_EACH = 50
+LENGTHS = (1, 3, 63, 64, 65, 1000, 4096, 70001)
+D_INNER = (16, 96, 256, 520, 2048)
+D_STATE = (1, 8, 16, 48, 64, 128)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST = 2**30  # batch * length * d_inner * d_state: the sequential Triton kernel stores them all
+
+
+def draws(count: int, seed: int) -> list[dict[str, Any]]:
+    """Cases in which every value of every axis appears; products that would not fit are drawn again."""
+    rng = random.Random(seed)
+    cases: list[dict[str, Any]] = []
+    while len(cases) < count:
+        turn = len(cases)
+        case = {
+            "regime": list(REGIMES)[turn % len(REGIMES)],
+            "length": LENGTHS[turn % len(LENGTHS)],
+            "d_inner": rng.choice(D_INNER),
+            "d_state": rng.choice(D_STATE),
+            "batch": rng.randint(1, 8),
+            "dtype": DTYPES[turn % len(DTYPES)],
+            "reverse": rng.random() < 0.3,
+            "packed": rng.random() < 0.3,
+        }
+        if case["packed"]:
+            case["batch"] = 1
+        if case["batch"] * case["length"] * case["d_inner"] * case["d_state"] <= LARGEST:
+            cases.append(case)
+    return cases
+
+
+def boundaries(length: int, seed: int) -> list[int]:
+    inner = sorted(random.Random(seed).randint(0, length) for _ in range(4))
+    return [0, *inner, length]
+
+
+def cases() -> list[Any]:
+    listed = [
+        (backend, turn, case)
+        for offset, backend in enumerate(GPU_BACKENDS)
+        if backend in backends()
+        for turn, case in enumerate(draws(CASES_EACH, seed=offset))
+    ]
+    return [pytest.param(*each, id=f"{each[0]}-{each[1]}-{_label(each[2])}") for each in listed]
+
+
+def _label(case: dict[str, Any]) -> str:
+    sizes = "x".join(str(case[name]) for name in ("batch", "length", "d_inner", "d_state"))
+    flags = "".join(name[0] for name in ("reverse", "packed") if case[name])
+    return f"{case['regime']}-{sizes}-{str(case['dtype']).removeprefix('torch.')}-{flags}"
+
+
+@pytest.mark.parametrize(("backend", "turn", "case"), cases())
+def test_gpu_backend_agrees_with_float64(backend: str, turn: int, case: dict[str, Any]) -> None:
+    reason = backends()[backend]
+    if reason is not None:
+        pytest.skip(f"{backend}: {reason}")
+    options = {name: case[name] for name in ("regime", "length", "d_inner", "d_state", "batch", "dtype", "reverse")}
+    packed = boundaries(case["length"], turn) if case["packed"] else None
+    drawn = draw_case(**options, cu_seqlens=packed, seed=turn, device="cuda")
+    want = outcome(drawn.double(), "chunked") if case["length"] > 100 else truth(drawn)
+    got = outcome(drawn, backend)
+    assert all(tensor.isfinite().all() for tensor in got.values())
+    assert_agrees(got, want, case["dtype"])
+
+
+@pytest.mark.parametrize("backend", [name for name in GPU_BACKENDS if name in backends()])
+def test_offsets_beyond_2_to_the_31(backend: str) -> None:
+    """The last row of a batch whose tensors have more than 2^31 elements equals that row by itself."""
+    if backends()[backend] is not None:
+        pytest.skip(f"{backend}: {backends()[backend]}")
+    batch, length, d_inner, d_state = 9, 4096, 65536, 1
+    noise = torch.Generator("cuda").manual_seed(0)
+    wide = [torch.randn(batch, length, d_inner, generator=noise, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    narrow = [
+        torch.randn(batch, length, d_state, generator=noise, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+    ]
+    with torch.no_grad():
+        y, state = naju_scan(*wide, *narrow, backend=backend)
+        alone, alone_state = naju_scan(*(t[-1:].clone() for t in (*wide, *narrow)), backend=backend)
+    assert torch.equal(y[-1:], alone)
+    assert torch.equal(state[-1:], alone_state)

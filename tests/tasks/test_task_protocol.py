@@ -1,0 +1,69 @@
+"""What every task promises, whatever it asks."""
+
+import pytest
+import torch
+
+from naju.tasks import TASKS, build_task
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_batch_is_a_function_of_the_generator(name):
+    task = build_task(name)
+    length = task.minimum_length() + 40
+    before = torch.random.get_rng_state()
+    first, second = (task.sample(8, length, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert torch.equal(before, torch.random.get_rng_state())
+    other = task.sample(8, length, torch.Generator().manual_seed(4))
+    assert not torch.equal(first.tokens, other.tokens)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_shapes_and_ranges(name):
+    task = build_task(name)
+    for length in (task.minimum_length(), task.minimum_length() + 7, 2048):
+        tokens, targets, group = task.sample(5, length, torch.Generator().manual_seed(0))
+        assert tokens.shape == (5, length)
+        assert targets.shape == group.shape == (5,)
+        assert tokens.dtype == targets.dtype == group.dtype == torch.int64
+        assert 0 <= tokens.min() <= tokens.max() < task.vocab_size == len(task.token_names())
+        assert 0 <= targets.min() <= targets.max() < task.n_classes
+        assert 0 <= group.min() <= group.max() < len(task.groups)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_too_short_a_length_says_the_minimum(name):
+    task = build_task(name)
+    minimum = task.minimum_length()
+    with pytest.raises(ValueError, match=f"at least {minimum} .* but is {minimum - 1}"):
+        task.sample(1, minimum - 1, torch.Generator())
+    with pytest.raises(ValueError, match="count must be a positive integer, but is 0"):
+        task.sample(0, minimum, torch.Generator())
+
+
+def test_unknown_names_and_options_list_the_known_ones():
+    with pytest.raises(ValueError, match="unknown task 'T9'; expected one of T1, T2, T3, T4"):
+        build_task("T9")
+    with pytest.raises(TypeError, match="'T2' has no option n_fact; it has n_entities, n_values, n_facts"):
+        build_task("T2", n_fact=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("T1", {"min_facts": 9, "max_facts": 8}, "1 <= min_facts <= max_facts, but are 9, 8"),
+        ("T1", {"min_facts": 2}, "min_facts must be at least 3"),
+        ("T1", {"n_entities": 8}, "n_entities must be at least 16"),
+        ("T2", {"n_facts": 2}, "n_facts must be at least 3"),
+        ("T2", {"n_entities": 8}, "n_entities must be at least 32"),
+        ("T2", {"n_values": 1}, "n_values must be at least 2"),
+        ("T3", {"min_updates": 0}, "1 <= min_updates <= max_updates, but are 0, 6"),
+        ("T3", {"n_values": 5}, "n_values must be at least 6"),
+        ("T3", {"n_entities": 1}, "n_entities must be at least 2"),
+        ("T4", {"n_events": 5}, "n_events must be at least 6"),
+        ("T4", {"growing_from": 100}, "growing_from must be at least 164"),
+    ],
+)
+def test_impossible_settings_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_task(name, **options)

@@ -1,0 +1,145 @@
+"""The loop, its schedule and its seeds, on a task that takes a second to learn."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from naju import Classifier, ModelConfig
+from naju.tasks import Batch, Task
+from naju.training import TrainConfig, seeded_generator, seeded_initialisation, train
+from naju.training.schedule import cosine_with_warmup
+
+
+@dataclass(frozen=True)
+class TokenBeforeLast(Task):
+    """The answer is the last token but one."""
+
+    groups = ("all",)
+    vocab_size = 4
+    n_classes = 4
+
+    def minimum_length(self):
+        return 2
+
+    def token_names(self):
+        return tuple("abcd")
+
+    def sample(self, count, length, generator):
+        tokens = torch.randint(4, (count, length), generator=generator)
+        return Batch(tokens, tokens[:, -2], torch.zeros(count, dtype=torch.int64))
+
+
+def model(seed=0, **options):
+    config = ModelConfig(vocab_size=4, d_model=16, n_layers=1, mixer_options={"d_state": 4, **options})
+    with seeded_initialisation(seed):
+        return Classifier(config, 4)
+
+
+def config(**changes):
+    return TrainConfig(**{"steps": 60, "length": 6, "batch_size": 16, "lr": 1e-2, **changes})
+
+
+def parameters(module):
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def test_it_learns():
+    losses = train(model(), TokenBeforeLast(), config(steps=150))
+    assert len(losses) == 150
+    assert sum(losses[:5]) / 5 > 1.2
+    assert sum(losses[-5:]) / 5 < 0.3
+
+
+def test_a_run_is_a_function_of_its_arguments():
+    before = torch.random.get_rng_state()
+    first, second = model(), model()
+    assert train(first, TokenBeforeLast(), config(steps=5)) == train(second, TokenBeforeLast(), config(steps=5))
+    assert torch.equal(parameters(first), parameters(second))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert train(model(), TokenBeforeLast(), config(steps=5, seed=1)) != train(
+        model(), TokenBeforeLast(), config(steps=5)
+    )
+    assert not torch.equal(parameters(model(0)), parameters(model(1)))
+
+
+def test_two_models_with_one_config_see_the_same_sequences():
+    seen = {}
+    for name, module in (("small", model()), ("large", model(d_state=8))):
+        rows = seen.setdefault(name, [])
+        module.register_forward_pre_hook(lambda _, inputs, rows=rows: rows.append(inputs[0].clone()))
+        train(module, TokenBeforeLast(), config(steps=3))
+    assert all(torch.equal(a, b) for a, b in zip(seen["small"], seen["large"], strict=True))
+    assert not torch.equal(seen["small"][0], seen["small"][1])
+
+
+def test_every_step_reports_its_number_loss_and_learning_rate():
+    steps = []
+    losses = train(model(), TokenBeforeLast(), config(steps=10, warmup_ratio=0.2), steps.append)
+    assert [step.step for step in steps] == list(range(1, 11))
+    assert [step.loss for step in steps] == losses
+    assert [step.lr for step in steps] == [pytest.approx(1e-2 * cosine_with_warmup(k, 10, 0.2)) for k in range(10)]
+
+
+def test_reparameterised_gates_get_their_own_rate():
+    """Without decay and clipping the first AdamW step moves a parameter by about its rate."""
+    module = model(gate_reparam=True)
+    gate, plain = module.backbone.blocks[0].mixer.write.bias, module.head.bias
+    before = gate.detach().clone(), plain.detach().clone()
+    train(module, TokenBeforeLast(), config(steps=1, warmup_ratio=0.0, weight_decay=0.0, clip=None))
+    moved = [float((new - old).abs().max()) for new, old in zip((gate.detach(), plain.detach()), before, strict=True)]
+    assert moved == [pytest.approx(1e-2 * 32**0.5, rel=1e-2), pytest.approx(1e-2, rel=1e-2)]
+
+
+def test_clipping_limits_what_a_step_can_do():
+    """Gradients clipped far below Adam's eps move nothing; without clipping the same step moves by the rate."""
+    for clip, low, high in ((1e-13, 0.0, 1e-5), (None, 5e-3, 2e-2)):
+        module = model()
+        before = parameters(module)
+        train(module, TokenBeforeLast(), config(steps=1, warmup_ratio=0.0, weight_decay=0.0, clip=clip))
+        assert low <= float((parameters(module) - before).abs().max()) < high
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_step():
+    module = model()
+
+    def poison(step):
+        if step.step == 3:
+            nn.init.constant_(module.head.bias, float("nan"))
+
+    with pytest.raises(FloatingPointError, match="the loss became nan at step 4"):
+        train(module, TokenBeforeLast(), config(), poison)
+
+
+def test_the_schedule_climbs_then_falls_to_almost_nothing():
+    factors = [cosine_with_warmup(step, 200, 0.05) for step in range(200)]
+    assert factors[:10] == pytest.approx([k / 10 for k in range(1, 11)])
+    assert factors[10] == 1.0
+    assert all(a > b for a, b in pairwise(factors[10:]))
+    assert factors[105] == pytest.approx(0.5)
+    assert 0 < factors[-1] < 1e-3
+    assert cosine_with_warmup(0, 1, 0.0) == cosine_with_warmup(0, 1, 1.0) == 1.0
+
+
+def test_purposes_have_streams_of_their_own():
+    draws = [torch.rand(4, generator=seeded_generator(*which)) for which in ((0, "a"), (0, "b"), (1, "a"), (0, "a"))]
+    assert torch.equal(draws[0], draws[3])
+    assert not torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps must be a positive integer, but is 0"),
+        ({"batch_size": -1}, "batch_size must be a positive integer, but is -1"),
+        ({"warmup_ratio": 1.5}, r"warmup_ratio must lie in \[0, 1\], but is 1.5"),
+        ({"lr": 0.0}, "lr must be positive, but is 0.0"),
+        ({"clip": 0.0}, "clip must be positive or None, but is 0.0"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
