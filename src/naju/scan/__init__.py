@@ -14,15 +14,15 @@ from naju.scan.cuda_sequential import CUDA_SEQUENTIAL
 from naju.scan.dispatch import check_alpha, check_inputs, choose, state_dtype
 from naju.scan.frame import gate, readout, without_autocast
 from naju.scan.reference import REFERENCE
+from naju.scan.triton_chunked import TRITON_CHUNKED
 from naju.scan.triton_sequential import TRITON_SEQUENTIAL
 
 __all__ = ["BACKENDS", "backends", "naju_scan", "naju_step"]
 
 # In order of preference.
-BACKENDS = {
-    backend.name: backend
-    for backend in (CUDA_SEQUENTIAL, TRITON_SEQUENTIAL, CPU_COMPILED, CHUNKED, ASSOCIATIVE, REFERENCE)
-}
+_ON_A_GPU = (TRITON_CHUNKED, CUDA_SEQUENTIAL, TRITON_SEQUENTIAL)
+_ANYWHERE = (CPU_COMPILED, CHUNKED, ASSOCIATIVE, REFERENCE)
+BACKENDS = {backend.name: backend for backend in (*_ON_A_GPU, *_ANYWHERE)}
 
 
 def backends() -> dict[str, str | None]:

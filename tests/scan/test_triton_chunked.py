@@ -1,0 +1,268 @@
+"""The chunked Triton scan against the float64 loop: in the interpreter without a GPU, on the device with one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu" and __name__ != "__main__":  # triton looks at this once, when it is imported
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
+
+from naju.scan import BACKENDS  # noqa: E402
+from naju.scan.dispatch import ScanInputs, check_inputs  # noqa: E402
+from naju.scan.triton_chunked import TRITON_CHUNKED, launch  # noqa: E402
+
+# the interpreter computes both branches of a `where`, and says so when the one not taken overflows
+pytestmark = [pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")]
+
+HOLDING_WITH_OVERWRITES = {f"overwrites at {depth:g}": depth for depth in (-6, -12, -20, -100, -1e4)}
+REGIMES = ["normal", *HOLDING_WITH_OVERWRITES, "forgetting at -8", "forgetting at -15", "holding at 10", "infinite"]
+# error of outputs, error of gradients
+TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (1e-2, 1e-2), torch.float16: (1e-3, 1e-3)}
+GIVEN = ("h", "f_logit", "i_logit", "B", "C")
+
+
+def relative_rms(got, want):
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+def gate_logits(regime, shape, generator):
+    noise, chance = torch.randn(shape, generator=generator), torch.rand(shape, generator=generator)
+    if regime == "normal":
+        return noise
+    if regime == "infinite":
+        logits = torch.where(chance < 0.1, torch.tensor(-torch.inf), 6 + noise)
+        return torch.where(chance > 0.9, torch.tensor(torch.inf), logits)
+    if regime in HOLDING_WITH_OVERWRITES:
+        return torch.where(chance < 0.05, torch.tensor(float(HOLDING_WITH_OVERWRITES[regime])), 6 + noise)
+    return float(regime.split()[-1]) + noise
+
+
+def make(b, l, d, n, *, regime="normal", dtype=torch.float32, sequences=None, seed=0):  # noqa: E741
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"h": (b, l, d), "i_logit": (b, l, d), "B": (b, l, n), "C": (b, l, n), "D": (d,), "z": (b, l, d)}
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    tensors["f_logit"] = gate_logits(regime, (b, l, d), generator)
+    if regime == "infinite":
+        tensors["i_logit"] = gate_logits(regime, (b, l, d), generator)
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    tensors["initial_state"] = torch.randn((sequences or b, d, n), generator=generator)
+    return {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
+
+
+def inputs_from(tensors, *, alpha=None, cu_seqlens=None, reverse=False) -> ScanInputs:
+    optional = {name: tensors.get(name) for name in ("D", "z", "initial_state")}
+    return check_inputs(
+        *(tensors[name] for name in GIVEN), alpha=alpha, cu_seqlens=cu_seqlens, reverse=reverse, **optional
+    )
+
+
+def outputs_and_gradients(backend, tensors, dtype=None, **options):
+    leaves = {name: tensor.detach().to(dtype or tensor.dtype).requires_grad_() for name, tensor in tensors.items()}
+    y, state = backend.run(inputs_from(leaves, **options))
+    generator = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(y.shape, generator=generator).to(tensors["h"].dtype).to(y)]
+    cotangents += [torch.randn(state.shape, generator=generator).to(state)]
+    gradients = torch.autograd.grad((y, state), list(leaves.values()), cotangents)
+    return {"y": y, "state": state} | {f"d{name}": grad for name, grad in zip(leaves, gradients, strict=True)}
+
+
+def check(tensors, **options):
+    got = outputs_and_gradients(TRITON_CHUNKED, tensors, **options)
+    want = outputs_and_gradients(BACKENDS["reference"], tensors, torch.float64, **options)
+    for_outputs, for_gradients = TOLERANCE[tensors["h"].dtype]
+    errors = {name: relative_rms(got[name], want[name]) for name in want if want[name].norm() > 0}
+    too_large = {
+        name: e for name, e in errors.items() if not e <= (for_outputs if name in "y state" else for_gradients)
+    }
+    assert not too_large
+    assert all(bool((got[name] == 0).all()) for name in want if want[name].norm() == 0)
+    assert got["y"].dtype == tensors["h"].dtype
+    assert all(got[f"d{name}"].dtype == tensor.dtype for name, tensor in tensors.items())
+
+
+@pytest.fixture(params=[1, 10_000], ids=["one segment", "many segments"])
+def processors(request, monkeypatch):
+    monkeypatch.setattr(launch, "_processors", lambda device: request.param)
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_float32_agrees_in_every_regime(regime, processors):
+    check(make(1, 53, 5, 3, regime=regime))
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_bfloat16_agrees_in_every_regime(regime):
+    check(make(1, 75, 6, 8, regime=regime, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 3, 1), (2, 33, 40, 24), (1, 16, 16, 16), (1, 20, 9, 130), (3, 17, 2, 5)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_any_shape_in_both_directions(shape, reverse, processors):
+    check(make(*shape), reverse=reverse)
+
+
+@pytest.mark.parametrize("left_out", [("D",), ("z",), ("D", "z"), ("initial_state",)])
+def test_optional_arguments(left_out):
+    tensors = {name: tensor for name, tensor in make(2, 20, 4, 3).items() if name not in left_out}
+    got = TRITON_CHUNKED.run(inputs_from(tensors, alpha=0.3))
+    want = BACKENDS["reference"].run(inputs_from({k: v.double() for k, v in tensors.items()}, alpha=0.3))
+    assert all(relative_rms(g, w) < 2e-6 for g, w in zip(got, want, strict=True))
+    if "initial_state" not in left_out:
+        check(tensors, alpha=0.3)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_packed_sequences(reverse, index_dtype, processors):
+    boundaries = torch.tensor([0, 0, 7, 40, 41, 41, 60], dtype=index_dtype, device=DEVICE)
+    check(make(1, 60, 5, 4, sequences=6), cu_seqlens=boundaries, reverse=reverse)
+
+
+def test_a_poisoned_neighbour_changes_nothing(processors):
+    boundaries = torch.tensor([0, 7, 30, 50], device=DEVICE)
+    clean = make(1, 50, 5, 4, sequences=3)
+    poisoned = {name: tensor.clone() for name, tensor in clean.items()}
+    for name in (*GIVEN, "z"):
+        poisoned[name][:, 7:30] = torch.nan
+    poisoned["initial_state"][1] = torch.nan
+    results = [outputs_and_gradients(TRITON_CHUNKED, tensors, cu_seqlens=boundaries) for tensors in (clean, poisoned)]
+    for name in results[0]:
+        if name == "dD":
+            continue
+        rows = [0, 2] if "state" in name else [*range(7), *range(30, 50)]
+        first, second = (r[name] if "state" in name else r[name][0] for r in results)
+        assert torch.equal(first[rows], second[rows]), name
+
+
+def test_open_forget_and_closed_write_hold_the_state_bit_for_bit():
+    tensors = make(1, 40, 5, 4)
+    tensors["f_logit"].fill_(torch.inf)
+    tensors["i_logit"].fill_(-torch.inf)
+    _, state = TRITON_CHUNKED.run(inputs_from(tensors))
+    assert torch.equal(state, tensors["initial_state"])
+
+
+def test_a_closed_forget_gate_leaves_nothing_of_the_past():
+    tensors = make(1, 40, 5, 4)
+    tensors["f_logit"][:, 20] = -torch.inf
+    other = tensors | {"initial_state": tensors["initial_state"] + 100, "h": tensors["h"].clone()}
+    other["h"][:, :20] += 100
+    first, second = (TRITON_CHUNKED.run(inputs_from(t | {"z": None})) for t in (tensors, other))
+    assert relative_rms(second[1], first[1]) < 1e-6
+    assert relative_rms(second[0][:, 20:], first[0][:, 20:]) < 1e-6
+
+
+def test_strided_and_mixed_inputs():
+    wide = make(2, 20, 8, 3)
+    tensors = make(2, 20, 4, 3)
+    tensors |= {"h": wide["h"][..., 4:], "z": wide["z"][..., ::2]}
+    tensors["f_logit"] = wide["f_logit"].transpose(0, 1).contiguous().transpose(0, 1)[..., :4]
+    check(tensors)
+    half = make(2, 20, 4, 3, dtype=torch.bfloat16)
+    check(half | {"D": half["D"].float(), "f_logit": half["f_logit"].float(), "B": half["B"].half()})
+
+
+def test_two_runs_are_equal():
+    tensors = make(1, 40, 5, 4)
+    first, second = (outputs_and_gradients(TRITON_CHUNKED, tensors) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_operator_keeps_torchs_contract():
+    tensors = make(1, 20, 3, 2)
+    arguments = [tensors[name].requires_grad_() for name in (*GIVEN, "D", "z", "initial_state")]
+    torch.library.opcheck(torch.ops.naju.triton_chunked.default, (*arguments, None, 0.5, False))
+
+
+def test_a_scan_without_gradient_keeps_no_states(monkeypatch):
+    monkeypatch.setattr(launch, "kept_states", lambda *arguments: pytest.fail("states were kept"))
+    TRITON_CHUNKED.run(inputs_from(make(1, 20, 3, 2)))
+
+
+def test_refusals_name_their_reason(monkeypatch):
+    assert "float64" in TRITON_CHUNKED.refuses(inputs_from({k: v.double() for k, v in make(1, 2, 2, 2).items()}))
+    assert "257" in TRITON_CHUNKED.refuses(inputs_from(make(1, 2, 2, 257)))
+    assert TRITON_CHUNKED.refuses(inputs_from(make(1, 2, 2, 2))) is None
+    on_meta = inputs_from({name: tensor.to("meta") for name, tensor in make(1, 2, 2, 2).items()})
+    assert "NVIDIA" in TRITON_CHUNKED.refuses(on_meta)
+    if DEVICE == "cpu":
+        monkeypatch.delenv("TRITON_INTERPRET")
+        assert "NVIDIA GPU" in TRITON_CHUNKED.missing_here()
+
+
+def test_importing_the_backend_needs_no_triton():
+    code = "import sys; sys.modules['triton'] = None; import naju.scan.triton_chunked as backend; print(backend)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def kernels_of(d_state, dtype):
+    """Every kernel that a scan and its backward launch, with its tile and the constants of its configuration."""
+    from naju.scan.triton_chunked import backward, forward
+
+    config = launch.configuration(d_state, dtype)
+    common = {
+        "BN": launch.padded_state(d_state),
+        "PRECISION": config.precision,
+        "LEAF": config.leaf,
+        "CHUNK": config.chunk,
+    }
+    common |= {"HAS_GATE": True, "HAS_D": True, "HAS_Z": True, "KEEP": True, "REVERSE": False, "PACKED": True}
+    yield forward.states, config.states, config.chunk, common | {"SWEEP": False, "ADJOINT": False}
+    yield forward.states, config.states, config.chunk, common | {"SWEEP": True, "ADJOINT": True}
+    yield forward.outputs, config.outputs, config.block, common | {"PREFETCH": config.prefetch}
+    yield backward.channel_gradients, config.channels, config.chunk, common
+    yield backward.key_gradients, config.keys, config.chunk, common
+
+
+def signature_of(kernel, constants, dtype):
+    half = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}[dtype]
+    states = "*bf16" if dtype == torch.bfloat16 else "*fp32"
+    types = dict.fromkeys(["ends", "decays", "entering", "final", "dD"], "*fp32") | {"alpha": "fp32"}
+    types |= dict.fromkeys(["boundaries", "owners", "firsts", "first_chunks", "chunk_owners"], "*i64")
+    types |= dict.fromkeys(["kept", "adjoints"], states)
+    types |= dict.fromkeys(["h", "f_logit", "i_logit", "z", "B", "C", "D", "value", "gate", "keys", "y", "dy"], half)
+    types |= dict.fromkeys(["dh", "df_logit", "di_logit", "dz", "dB", "dC"], half)
+    return {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+
+
+def compile_all(architecture, d_state, dtype):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    for kernel, tile, block, constants in kernels_of(d_state, dtype):
+        constants = constants | {"BLOCK": block, "LEVELS": block.bit_length() - 1, "BD": tile.channels}
+        constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+        source = ASTSource(fn=kernel, signature=signature_of(kernel, constants, dtype), constexprs=constants)
+        options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+        options |= {} if tile.registers is None else {"maxnreg": tile.registers}
+        compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+        assert "cubin" in compiled.asm
+        assert compiled.metadata.shared <= 99 * 1024, kernel.__name__
+
+
+EVERY_CHIP = [(architecture, 64, "bfloat16") for architecture in (80, 89, 90, 100, 120)]
+EVERY_CONFIGURATION = [
+    (90, d_state, dtype) for dtype in ("bfloat16", "float16", "float32") for d_state in (8, 128, 256)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "d_state", "dtype"), EVERY_CHIP + EVERY_CONFIGURATION)
+def test_every_kernel_compiles_without_a_gpu(architecture, d_state, dtype):
+    """In a process of its own: once the interpreter is on, nothing can be compiled."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, __file__, str(architecture), str(d_state), dtype]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+if __name__ == "__main__":
+    compile_all(int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3]))
