@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import tyro
 
@@ -25,14 +26,18 @@ def doctor() -> None:
         sys.exit(1)
 
 
-def bench_scan(config: tyro.conf.OmitArgPrefixes[ScanBench]) -> None:
-    """Time the scan's backends against the plain loop, and cost per token as sequences grow."""
-    run_scan_bench(config)
+Benches = (
+    Annotated[ScanBench, tyro.conf.subcommand("scan", prefix_name=False)]
+    | Annotated[ModelBench, tyro.conf.subcommand("model", prefix_name=False)]
+)
 
 
-def bench_model(config: tyro.conf.OmitArgPrefixes[ModelBench]) -> None:
-    """Time a training step beside transformers' Mamba-2, then reading and decoding as the context grows."""
-    run_model_bench(config)
+def bench(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Benches]]) -> None:
+    """Measure the scan or a model against its peers; results are rows in benchmarks/results."""
+    if isinstance(config, ScanBench):
+        run_scan_bench(config)
+    else:
+        run_model_bench(config)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,12 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if list(arguments) == ["--version"]:
         print(f"naju {naju.__version__}")
         return
-    commands: dict[str, Callable[..., None]] = {
-        "demo": demo,
-        "doctor": doctor,
-        "bench scan": bench_scan,
-        "bench model": bench_model,
-    }
+    commands: dict[str, Callable[..., None]] = {"demo": demo, "doctor": doctor, "bench": bench}
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands, prog="naju", description=naju.__doc__, args=list(arguments) or ["--help"]
