@@ -241,3 +241,21 @@ def test_a_model_state_has_a_part_for_each_layer():
     assert isinstance(state, ModelState)
     assert [type(layer) for layer in state.layers] == [type(b.mixer.init_state(1)) for b in model.backbone.blocks]
     assert state.batch == 2
+
+
+def test_reading_in_pieces_equals_reading_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients a long input is read piece by piece; outputs, final state and a mask's effect stay the same."""
+    from naju.models import LanguageModel, ModelConfig, backbone
+
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig(30, 16, 2, mixer=["naju", "attention"])).double()
+    tokens, mask = torch.randint(30, (2, 50)), torch.rand(2, 50) > 0.2
+    for attention_mask in (None, mask):
+        want, want_state = model(tokens, attention_mask=attention_mask)
+        monkeypatch.setattr(backbone, "PIECE", 7)
+        with torch.no_grad():
+            got, got_state = model(tokens, attention_mask=attention_mask)
+        monkeypatch.undo()
+        torch.testing.assert_close(got, want.detach(), rtol=1e-10, atol=1e-12)
+        for mine, theirs in zip(got_state.tensors().values(), want_state.tensors().values(), strict=True):
+            torch.testing.assert_close(mine, theirs.detach(), rtol=1e-10, atol=1e-12)

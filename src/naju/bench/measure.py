@@ -34,14 +34,16 @@ class Timing:
 
 
 def time_in_turn(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """Run every contender once a round, after a warm-up, so that a disturbance of the machine falls on all alike."""
+    """Run every contender in every round, so that a disturbance of the machine falls on all alike.
+
+    Its timed run follows an untimed one: what its predecessor left in the caches and in the allocator is not its doing.
+    """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, but is {rounds}")
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for run in contenders.values():
-        run()
     for _ in tqdm(range(rounds), desc="rounds", leave=False, disable=None):
         for name, run in contenders.items():
+            run()
             _wait_for_device()
             start = time.perf_counter()
             run()

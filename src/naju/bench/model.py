@@ -30,7 +30,7 @@ class ModelBench:
     d_state: int = 64
     vocab_size: int = 512
     rounds: int = 7
-    """timed rounds after one warm-up"""
+    """timed rounds; every timed run follows an untimed one"""
     lengths: tuple[int, ...] = field(default=(1024, 4096, 16384, 65536))
     """lengths at which time and memory per token are measured (batch 1, forward, no gradient)"""
     contexts: tuple[int, ...] = field(default=(100, 100_000))

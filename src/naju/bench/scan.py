@@ -24,7 +24,7 @@ class ScanBench:
     d_inner: int = 256
     d_state: int = 64
     rounds: int = 7
-    """timed rounds after one warm-up"""
+    """timed rounds; every timed run follows an untimed one"""
     lengths: tuple[int, ...] = field(default=(1024, 4096, 16384, 65536))
     """lengths at which time and memory per token are measured (batch 1, forward, no gradient)"""
     out: Path = RESULTS

@@ -41,6 +41,9 @@ class ScanInputs:
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "cu_seqlens"}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
+    def needs_gradient(self) -> bool:
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors().values())
+
     def map(self, function: Callable[[Tensor], Tensor]) -> ScanInputs:
         """The same scan with `function` applied to every differentiable argument."""
         changed: dict[str, Any] = {name: function(tensor) for name, tensor in self.tensors().items()}

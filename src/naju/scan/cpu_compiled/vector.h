@@ -12,7 +12,7 @@ enum { LANES = 8, TILE = 4 };
 #else
 enum { LANES = 4, TILE = 4 };
 #endif
-enum { WIDTH = 2, GROUP = LANES * WIDTH, SEGMENT = 32 };
+enum { WIDTH = 2, GROUP = LANES * WIDTH, SEGMENT = 64 };
 
 typedef float vec __attribute__((vector_size(LANES * 4), aligned(LANES * 4)));
 typedef int ivec __attribute__((vector_size(LANES * 4), aligned(LANES * 4)));

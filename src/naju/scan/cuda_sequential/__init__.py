@@ -127,7 +127,7 @@ _inference_scan = define_operator("cuda_sequential_inference", "cuda", _forward(
 
 
 def _run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs.tensors().values())
+    training = inputs.needs_gradient()
     return (_training_scan if training else _inference_scan)(inputs)
 
 

@@ -113,7 +113,7 @@ def _refuses(inputs: ScanInputs) -> str | None:
 
 
 def _run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs.tensors().values())
+    differentiated = inputs.needs_gradient()
     return (_scan if differentiated else _scan_only)(inputs)
 
 

@@ -185,7 +185,7 @@ _inference_scan = define_operator("triton_sequential_inference", DEVICES, _forwa
 
 def _run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """Where nothing asks for a gradient no state is kept: together they are d_state times as large as h."""
-    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs.tensors().values())
+    training = inputs.needs_gradient()
     return (_training_scan if training else _inference_scan)(inputs)
 
 
