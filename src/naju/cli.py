@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tyro.extras.subcommand_cli_from_dict(
             commands, prog="naju", description=naju.__doc__, args=list(arguments) or ["--help"]
         )
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
         print(f"naju: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -51,8 +51,8 @@ def _draw_bars(axes: Axes, accuracy: Mapping[tuple[str, str, int], float], chanc
     axes.axhline(chance, color="grey", linestyle="--", linewidth=1, label="chance")
     centres = [place + width / 2 for place in range(len(columns))]
     axes.set_xticks(centres, [f"{task}\nlength {length}" for task, length in columns])
-    axes.set(ylabel="accuracy", ylim=(0, 1.15), title="Holding and overwriting at once")
-    axes.legend(loc="lower right")
+    axes.set(ylabel="accuracy", ylim=(0, 1.2), title="Holding and overwriting at once")
+    axes.legend(loc="upper center", ncols=len(COLOURS) + 1)
 
 
 def _draw_curves(axes: Axes, losses: Mapping[str, Sequence[float]]) -> None:
