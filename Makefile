@@ -16,7 +16,7 @@ demo: $(RUN_STAMP)  ## train Naju and its single-gate twin side by side on this 
 	$(BIN)/naju demo
 
 test: lint  ## lint, type-check and run every test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal  # a core each: two OpenMP teams would spin on one
 
 lint: $(DEV_STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
