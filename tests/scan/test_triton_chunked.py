@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -9,17 +10,34 @@ import sys
 import pytest
 import torch
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and __name__ != "__main__":  # triton looks at this once, when it is imported
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton")
+from naju.scan import BACKENDS
+from naju.scan.dispatch import ScanInputs, check_inputs
+from naju.scan.triton_chunked import TRITON_CHUNKED, launch
 
-from naju.scan import BACKENDS  # noqa: E402
-from naju.scan.dispatch import ScanInputs, check_inputs  # noqa: E402
-from naju.scan.triton_chunked import TRITON_CHUNKED, launch  # noqa: E402
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # triton looks at this once, when it is imported
+IN_ANY_PROCESS = ("test_under_the_interpreter", "test_every_kernel_compiles", "test_importing_the_backend")
 
 # the interpreter computes both branches of a `where`, and says so when the one not taken overflows
-pytestmark = [pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning"),
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _runs_kernels(request: pytest.FixtureRequest) -> None:
+    if DEVICE == "cpu" and not INTERPRETED and not request.node.name.startswith(IN_ANY_PROCESS):
+        pytest.skip("test_under_the_interpreter runs it")
+
+
+@pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the tests run in this process")
+def test_under_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", __file__]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
 
 HOLDING_WITH_OVERWRITES = {f"overwrites at {depth:g}": depth for depth in (-6, -12, -20, -100, -1e4)}
 REGIMES = ["normal", *HOLDING_WITH_OVERWRITES, "forgetting at -8", "forgetting at -15", "holding at 10", "infinite"]
