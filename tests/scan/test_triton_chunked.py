@@ -222,7 +222,7 @@ def test_importing_the_backend_needs_no_triton():
 
 def kernels_of(d_state, dtype):
     """Every kernel that a scan and its backward launch, with its tile and the constants of its configuration."""
-    from naju.scan.triton_chunked import backward, forward
+    from naju.scan.triton_chunked import backward, forward, gates
 
     config = launch.configuration(d_state, dtype)
     common = {
@@ -230,23 +230,36 @@ def kernels_of(d_state, dtype):
         "PRECISION": config.precision,
         "LEAF": config.leaf,
         "CHUNK": config.chunk,
+        "WIDTH": 4,
     }
-    common |= {"HAS_GATE": True, "HAS_D": True, "HAS_Z": True, "KEEP": True, "REVERSE": False, "PACKED": True}
-    yield forward.states, config.states, config.chunk, common | {"SWEEP": False, "ADJOINT": False}
-    yield forward.states, config.states, config.chunk, common | {"SWEEP": True, "ADJOINT": True}
-    yield forward.outputs, config.outputs, config.block, common | {"PREFETCH": config.prefetch}
-    yield backward.channel_gradients, config.channels, config.chunk, common
+    common |= dict.fromkeys(["HAS_GATE", "HAS_D", "HAS_Z", "KEEP", "PACKED", "HELD"], True) | {"REVERSE": False}
+    yield gates.gates, config.alone, config.chunk, common
+    yield gates.convolve_silu, config.alone, config.chunk, common
+    yield gates.convolved_gates, config.alone, config.chunk, common
+    yield gates.convolved_gates_backward, config.alone, config.chunk, common
+    yield gates.silu_backward, config.alone, config.chunk, common
+    yield gates.convolve_backward, config.alone, config.chunk, common
+    yield forward.states, config.states, config.chunk, common | {"ADJOINT": False}
+    yield forward.states, config.states, config.chunk, common | {"ADJOINT": True}
+    yield forward.outputs, config.outputs, config.block, common
+    yield backward.channel_gradients, config.channels, config.block, common
     yield backward.key_gradients, config.keys, config.chunk, common
 
 
 def signature_of(kernel, constants, dtype):
     half = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}[dtype]
-    states = "*bf16" if dtype == torch.bfloat16 else "*fp32"
-    types = dict.fromkeys(["ends", "decays", "entering", "final", "dD"], "*fp32") | {"alpha": "fp32"}
-    types |= dict.fromkeys(["boundaries", "owners", "firsts", "first_chunks", "chunk_owners"], "*i64")
-    types |= dict.fromkeys(["kept", "adjoints"], states)
-    types |= dict.fromkeys(["h", "f_logit", "i_logit", "z", "B", "C", "D", "value", "gate", "keys", "y", "dy"], half)
-    types |= dict.fromkeys(["dh", "df_logit", "di_logit", "dz", "dB", "dC"], half)
+    gate = "*fp32" if dtype == torch.float32 else "*fp16"
+    types = dict.fromkeys(["ends", "decays", "entering", "leaving", "final", "dinitial", "dD", "partial"], "*fp32")
+    types |= dict.fromkeys(["boundaries", "owners", "firsts", "first_chunks", "chunk_owners", "lengths"], "*i64")
+    types |= dict.fromkeys(["kept", "adjoints"], "*bf16" if dtype == torch.bfloat16 else "*fp32")
+    types |= dict.fromkeys(["log_f", "log_i"], gate) | {"alpha": "fp32"}
+    types |= dict.fromkeys(["f_taps", "i_taps", "f_bias", "i_bias", "weight", "bias"], "*fp32")
+    tensors = ["h", "f_logit", "i_logit", "z", "B", "C", "D", "value", "keys", "y", "u", "tail", "out"]
+    types |= dict.fromkeys(["gate", *tensors, *(f"d{name}" for name in tensors), "df", "di", "dtotal"], half) | {
+        "dD": "*fp32"
+    }
+    if kernel.__name__ == "states" and not constants["ADJOINT"]:
+        types["gate"] = gate
     return {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
 
 

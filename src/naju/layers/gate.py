@@ -24,7 +24,7 @@ class GateLogit(nn.Module):
         if rank is not None and rank < 1:
             raise ValueError(f"gate_rank must be a positive integer or None, but is {rank!r}")
         self.scale = channels**0.5 if reparam else 1.0
-        self.reduce = nn.Identity() if rank is None else nn.Linear(channels, rank, bias=False)
+        self.reduce: nn.Module = nn.Identity() if rank is None else nn.Linear(channels, rank, bias=False)
         self.weight = nn.Linear(channels if rank is None else rank, channels, bias=False)
         self.conv = DepthwiseConv(channels, width, bias=False)
         self.bias = nn.Parameter(torch.full((channels,), float(bias)))
@@ -40,13 +40,22 @@ class GateLogit(nn.Module):
         """W h"""
         return self.weight(self.reduce(h))  # type: ignore[no-any-return]
 
+    def matrix(self) -> Tensor:
+        """W, multiplied out, as it enters the logit."""
+        weight = self.weight.weight
+        return self.scaled(weight @ self.reduce.weight if isinstance(self.reduce, nn.Linear) else weight)
+
+    def scaled(self, part: Tensor) -> Tensor:
+        """A part of the sum as it enters the logit."""
+        return part if self.scale == 1 else part / self.scale
+
     def step(self, h: Tensor, past: Sequence[Tensor]) -> Tensor:
         """The logit of one token, (b, d), from h and its recent past, oldest first and h last."""
-        return (self.project(h) + weighted_sum(past, self.conv.weight, self.bias)) / self.scale
+        return self.scaled(self.project(h) + weighted_sum(past, self.conv.weight, self.bias))
 
 
 def gate_logits(gates: Sequence[GateLogit], h: Tensor, tail: Tensor, layout: Layout) -> list[Tensor]:
     """The logits of several gates on one h (b, l, d)."""
     weights, biases = [gate.conv.weight for gate in gates], [gate.bias for gate in gates]
     logits = convolve(h, tail, layout, weights, biases, [gate.project(h) for gate in gates])
-    return [logit if gate.scale == 1 else logit / gate.scale for gate, logit in zip(gates, logits, strict=True)]
+    return [gate.scaled(logit) for gate, logit in zip(gates, logits, strict=True)]

@@ -18,6 +18,7 @@ class Layout:
     """Every row is one sequence of the full length."""
 
     cu_seqlens: Tensor | None = None
+    lengths: Tensor | None = None  # of every row, (rows,), where they differ: `arrange` puts its tokens first
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -53,7 +54,7 @@ class PaddedLayout(Layout):
         super().__init__(mask.shape[0])
         self.mask = mask.bool()
         self.order = torch.argsort(~self.mask, dim=1, stable=True)
-        self.lengths = self.mask.sum(dim=1)
+        self.lengths: Tensor = self.mask.sum(dim=1)
         self.real = torch.arange(mask.shape[1], device=mask.device) < self.lengths.unsqueeze(1)
 
     def arrange(self, u: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ from naju.mixers.base import Mixer
 from naju.mixers.state import State
 from naju.scan import BACKENDS, naju_scan, naju_step
 from naju.scan.dispatch import check_alpha, state_dtype
+from naju.scan.triton_chunked.layer import layer, layer_refuses
+from naju.scan.triton_step import DEVICES, StepInputs, step_refuses, triton_step
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class NajuMixer(Mixer):
         return self.forget, self.write
 
     def forget_and_write(self, logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """f_logit and i_logit from the logits of `gates`."""
+        """f_logit and i_logit from the logits of `gates`; linear, so that it serves for what they are made of, too."""
         f_logit, i_logit = logits
         return f_logit, i_logit
 
@@ -114,18 +116,53 @@ class NajuMixer(Mixer):
         self.check_input(u, 3)
         layout = layout_of(u, attention_mask, cu_seqlens)
         state = self._fitting(state, layout.rows)
-        arguments, u_tail, h_tail = self._drive(layout.arrange(u), state, layout)
-        *drive, z = arguments
-        y, x = naju_scan(
-            *drive,
-            z=z,
-            D=self.D,
-            alpha=self.alpha,
-            initial_state=state.x,
-            cu_seqlens=cu_seqlens,
-            backend=self.backend,
+        uz = self.project_in(layout.arrange(u))  # (b, l, 2d)
+        if self._is_fused(uz):
+            y, x, h = self._fused(uz, state, layout)
+        else:
+            *drive, z = arguments = self._drive(uz, state, layout)
+            y, x = naju_scan(
+                *drive,
+                z=z,
+                D=self.D,
+                alpha=self.alpha,
+                initial_state=state.x,
+                cu_seqlens=cu_seqlens,
+                backend=self.backend,
+            )
+            h = arguments.h
+        tails = layout.last(uz[..., : self.d_inner], state.u_tail), layout.last(h, state.h_tail)
+        return layout.restore(self.project_out(y)), NajuState(x, *tails)
+
+    def _is_fused(self, uz: Tensor) -> bool:
+        """Whether one operator can do all that lies between the outer projections."""
+        wanted = self.backend in ("auto", "triton_chunked") and self._is_plain()
+        return wanted and layer_refuses(uz, self.d_state, self.tail_length + 1) is None
+
+    def _is_plain(self) -> bool:
+        """Whether the inner projections are their matrices and nothing else, such as an adapter, was put in place."""
+        inner = [self.project_BC, *(part for gate in self.gates() for part in (gate.weight, gate.reduce))]
+        return all(type(module) in (nn.Linear, nn.Identity) for module in inner)
+
+    def _fused(self, uz: Tensor, state: NajuState, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """y, the state after it, and h."""
+        gates = self.gates()
+        matrices = self.forget_and_write([gate.matrix() for gate in gates])
+        return layer(
+            uz,
+            state.u_tail,
+            state.h_tail,
+            self.conv.weight,
+            self.conv.bias,
+            torch.cat([*matrices, self.project_BC.weight]).to(uz.dtype),
+            *self.forget_and_write([gate.scaled(gate.conv.weight) for gate in gates]),
+            *self.forget_and_write([gate.scaled(gate.bias) for gate in gates]),
+            self.D,
+            state.x,
+            layout.cu_seqlens,
+            layout.lengths,
+            self.alpha,
         )
-        return layout.restore(self.project_out(y)), NajuState(x, u_tail, h_tail)
 
     def scan_arguments(
         self,
@@ -137,30 +174,60 @@ class NajuMixer(Mixer):
         """What this layer scans on input u: its gates, drive, write and read directions, for analysis."""
         self.check_input(u, 3)
         layout = layout_of(u, attention_mask, cu_seqlens)
-        return self._drive(layout.arrange(u), self._fitting(state, layout.rows), layout)[0]
+        return self._drive(self.project_in(layout.arrange(u)), self._fitting(state, layout.rows), layout)
 
-    def _drive(self, u: Tensor, state: NajuState, layout: Layout) -> tuple[ScanArguments, Tensor, Tensor]:
-        u_tilde, z = self.project_in(u).chunk(2, dim=-1)  # (b, l, d) each
+    def _drive(self, uz: Tensor, state: NajuState, layout: Layout) -> ScanArguments:
+        u_tilde, z = uz.chunk(2, dim=-1)  # (b, l, d) each
         (h,) = convolve(u_tilde, state.u_tail, layout, [self.conv.weight], [self.conv.bias], silu=True)
         h = h.to(u_tilde.dtype)
         f_logit, i_logit = self.forget_and_write(gate_logits(self.gates(), h, state.h_tail, layout))
         f_logit, i_logit = layout.hold(f_logit, i_logit)
         B, C = self.project_BC(h).chunk(2, dim=-1)  # (b, l, n) each
-        tails = layout.last(u_tilde, state.u_tail), layout.last(h, state.h_tail)
-        return ScanArguments(h, f_logit, i_logit, B, C, z), *tails
+        return ScanArguments(h, f_logit, i_logit, B, C, z)
 
     def step(self, u: Tensor, state: NajuState) -> tuple[Tensor, NajuState]:
         self.check_input(u, 2)
         state = self._fitting(state, u.shape[0])
-        u_tilde, z = self.project_in(u).chunk(2, dim=-1)  # (b, d) each
+        uz = self.project_in(u)  # (b, 2d)
+        inputs = self._step_inputs(uz, state)
+        if inputs is not None and step_refuses(inputs) is None:
+            y, *after = triton_step(*inputs)
+        else:
+            y, *after = self._torch_step(uz, state)
+        return self.project_out(y), NajuState(*after)
+
+    def _torch_step(self, uz: Tensor, state: NajuState) -> tuple[Tensor, ...]:
+        """y (b, d) and the next state: what the kernel computes, for every device, precision and derivative."""
+        u_tilde, z = uz.chunk(2, dim=-1)  # (b, d) each
         u_past = [*state.u_tail.to(u_tilde.dtype).unbind(1), u_tilde]
         h = F.silu(weighted_sum(u_past, self.conv.weight, self.conv.bias)).to(u_tilde.dtype)
         h_past = [*state.h_tail.to(h.dtype).unbind(1), h]
         f_logit, i_logit = self.forget_and_write([gate.step(h, h_past) for gate in self.gates()])
         B, C = self.project_BC(h).chunk(2, dim=-1)  # (b, n) each
         y, x = naju_step(state.x, h, f_logit, i_logit, B, C, alpha=self.alpha, D=self.D, z=z)
-        tails = (torch.stack(past, dim=1)[:, 1:] for past in (u_past, h_past))
-        return self.project_out(y), NajuState(x, *tails)
+        return y, x, *(torch.stack(past, dim=1)[:, 1:] for past in (u_past, h_past))
+
+    def _step_inputs(self, uz: Tensor, state: NajuState) -> StepInputs | None:
+        """What the step kernel reads; None on other devices, and where a projection is not one plain matrix."""
+        gates = self.gates()
+        full_rank = all(isinstance(gate.reduce, nn.Identity) for gate in gates)
+        if uz.device.type not in DEVICES or not full_rank or not self._is_plain():
+            return None
+        return StepInputs(
+            uz=uz,
+            x=state.x,
+            u_tail=state.u_tail,
+            h_tail=state.h_tail,
+            conv_taps=self.conv.weight,
+            conv_bias=self.conv.bias,
+            gate_weights=[gate.weight.weight for gate in gates],
+            gate_taps=[gate.conv.weight for gate in gates],
+            gate_biases=[gate.bias for gate in gates],
+            W_BC=self.project_BC.weight,
+            D=self.D,
+            alpha=self.alpha,
+            gate_scale=gates[0].scale,
+        )
 
     def init_state(self, batch: int) -> NajuState:
         weight = self.project_in.weight

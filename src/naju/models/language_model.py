@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from naju.models.backbone import Backbone, ModelState
 from naju.models.config import ModelConfig
+from naju.models.graphs import decoder_for
 from naju.models.sampling import check_sampling, next_token
 
 PREFILL_CHUNK = 1024
@@ -94,10 +95,12 @@ class LanguageModel(nn.Module):
             raise ValueError("attention_mask leaves a prompt without any real token; every prompt needs at least one")
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
         logits, state = self.prefill(tokens, attention_mask)
+        decode = decoder_for(self, self.step, tokens[:, 0], state, max_new_tokens - 1)
+        del state  # the decoder has its own; a prompt's cache of keys and values can be large
         produced, done = [tokens], torch.zeros_like(tokens[:, 0], dtype=torch.bool)
         for position in range(max_new_tokens):
             if position > 0:
-                logits, state = self.step(produced[-1].squeeze(1), state)
+                logits = decode(produced[-1].squeeze(1))
             token = next_token(logits, temperature, top_k, top_p, generator).to(tokens.dtype)
             if eos_token is not None:
                 token = token.masked_fill(done, eos_token if pad_token is None else pad_token)

@@ -12,13 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from naju.scan.dispatch import Backend, ScanInputs, constant_when_traced, only_reverse_mode
-from naju.scan.operator import define_operator
+from naju.scan.dispatch import Backend, ScanInputs, constant_when_traced, other_transform
+from naju.scan.operator import Gradients, define_operator
 from naju.scan.triton_chunked import launch
 
 
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "on", "true", "yes", "y")
+
+
+def _run_forward(arguments: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+    h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse = arguments
+    with launch.on_device(h.device):
+        log_f, log_i = launch.gates(f_logit, i_logit, h)
+        drive = launch.Drive(h=h, log_f=log_f, log_i=log_i, B=B, C=C, D=D, z=z, alpha=alpha, reverse=reverse)
+        states = launch.kept_states(h, B, cu_seqlens, len(initial_state)) if keep else None
+        plan = launch.plan(h, B.shape[2], len(initial_state), cu_seqlens)
+        y, state = launch.forward(plan, drive, initial_state, states)
+    return y, state, [] if states is None else [log_f, log_i, states]
 
 
 def _forward(
@@ -34,9 +45,7 @@ def _forward(
     alpha: float,
     reverse: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    kept = launch.kept_states(h, B, cu_seqlens, len(initial_state))
-    y, state = launch.forward(h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse, kept)
-    return y, state, [kept]
+    return _run_forward((h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse), keep=True)
 
 
 def _forward_only(
@@ -52,8 +61,7 @@ def _forward_only(
     alpha: float,
     reverse: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    y, state = launch.forward(h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse, None)
-    return y, state, []
+    return _run_forward((h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse), keep=False)
 
 
 def _backward(
@@ -71,15 +79,25 @@ def _backward(
     cu_seqlens: Tensor | None,
     alpha: float,
     reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    arguments = (h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse)
-    states = kept[0] if kept else _forward(*arguments)[2][0]
-    return launch.backward(dy, dstate, states, *arguments)
+) -> Gradients:
+    if not kept:
+        kept = _forward(h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse)[2]
+    log_f, log_i, states = kept
+    drive = launch.Drive(h=h, log_f=log_f, log_i=log_i, B=B, C=C, D=D, z=z, alpha=alpha, reverse=reverse)
+    dh, df, di, dB, dC = (tensor.new_empty(tensor.shape) for tensor in (h, f_logit, i_logit, B, C))
+    dz = None if z is None else z.new_empty(z.shape)
+    gradients = launch.DriveGradients(h=dh, f_logit=df, i_logit=di, B=dB, C=dC, z=dz)
+    with launch.on_device(h.device):
+        plan = launch.plan(h, B.shape[2], len(initial_state), cu_seqlens, backward=True)
+        dD, dinitial = launch.backward(plan, drive, initial_state, states, dy, dstate, gradients)
+    dD = h.new_empty(0) if D is None else dD.to(D.dtype)
+    return dh, df, di, dB, dC, dD, h.new_empty(0) if dz is None else dz, dinitial
 
 
 def _kept(h: Tensor, f_logit: Tensor, i_logit: Tensor, B: Tensor, *rest: Any) -> list[Tensor]:
     initial_state, cu_seqlens = rest[3:5]
-    return [launch.kept_states(h, B, cu_seqlens, initial_state.shape[0])]
+    logs = [h.new_empty(h.shape, dtype=launch.gate_dtype(h.dtype)) for _ in range(2)]
+    return [*logs, launch.kept_states(h, B, cu_seqlens, initial_state.shape[0])]
 
 
 # Two operators: only a scan that will be differentiated pays for the states that the backward starts from.
@@ -101,15 +119,19 @@ def _missing_here() -> str | None:
     return None
 
 
-def _refuses(inputs: ScanInputs) -> str | None:
-    device, d_state = inputs.h.device, inputs.B.shape[2]
-    if device.type != "cuda" and not (device.type == "cpu" and _interpreted()):
-        return f"h is on {device} and it runs on NVIDIA GPUs only"
-    if inputs.h.dtype == torch.float64:
+def refuses_tensors(h: Tensor, d_state: int) -> str | None:
+    """The reason against these tensors and whatever transform surrounds them."""
+    if h.device.type != "cuda" and not (h.device.type == "cpu" and _interpreted()):
+        return f"h is on {h.device} and it runs on NVIDIA GPUs only"
+    if h.dtype == torch.float64:
         return "h is float64 and it computes in float32"
     if d_state > launch.MOST_D_STATE:
         return f"d_state is {d_state} and it holds at most {launch.MOST_D_STATE}"
-    return only_reverse_mode(inputs)
+    return other_transform([h])
+
+
+def _refuses(inputs: ScanInputs) -> str | None:
+    return refuses_tensors(inputs.h, inputs.B.shape[2])
 
 
 def _run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:

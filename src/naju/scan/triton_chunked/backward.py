@@ -1,13 +1,13 @@
-"""The backward kernels: everything from the state before and its gradient after each chunk, a chunk at a time.
+"""The backward kernels: a sweep from the end of each segment for the channels, then a chunk at a time for the keys.
 
-With `dm_t` the gradient of the reading, S the state before the chunk and X the gradient of the state after it, a write
-at s and a reading at t > s meet in the gradient of every gate between them. Writes are those of the chunk and S,
-readings those of the chunk and X, so
+With `dm_t` the gradient of the reading, S the state before a block and X the gradient of the state after it, a write
+at s and a reading at t > s meet in the gradient of every gate between them. Writes are those of the block and S,
+readings those of the block and X, so
 
     dg_t = sum_{s < t <= u} dm_u (C_u·B_s) decay_{s..u} v_s + sum_{u >= t} dm_u decay_u (S C_u)
          + sum_{s < t} decay_{s..end} v_s (X B_s) + decay_{all} <X, S>
 
-The first sum goes level by level through the tree of forward.py: pairs that cross a node's middle reach a token of its
+The first sum goes level by level through the tree of algebra.py: pairs that cross a node's middle reach a token of its
 left half when s is before it, and one of its right half when u is not. Terms are added and none is taken away again
 (but see `within_leaf`), which is what keeps the digits where a gate forgets among gates that hold.
 """
@@ -18,38 +18,35 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from naju.scan.triton_chunked.forward import (
-    LEAF_LEAST_G,
-    LENGTH_ARGUMENTS,
-    LOG2E,
+from naju.scan.triton_chunked.algebra import (
+    advance,
     at_last,
     crosses,
     decay_from_start,
     decay_to_end,
     decay_to_middle,
     exp2,
-    first_row,
+    floored,
+    gate_value,
     leaf_exponent,
-    load_tile,
-    log2_sigmoid,
-    piece_of_sequence,
+    logarithm,
+    one_minus_gate,
     product,
-    reciprocal,
     rounded,
-    sequence_rows,
     sigmoid,
-    split_program,
     token_pairs,
 )
-
-
-@triton.jit
-def both_sigmoids(x, PRECISION: tl.constexpr):
-    """sigmoid(x) and sigmoid(-x), each with all its digits."""
-    u = exp2(-tl.abs(x) * LOG2E, PRECISION)
-    large = reciprocal(1.0 + u, PRECISION)
-    small = u * large
-    return tl.where(x >= 0, large, small), tl.where(x >= 0, small, large)
+from naju.scan.triton_chunked.pieces import (
+    LENGTH_ARGUMENTS,
+    chunk_of_segment,
+    first_row,
+    load,
+    piece_of_sequence,
+    rows_of,
+    sequence_rows,
+    split_program,
+    store,
+)
 
 
 @triton.jit
@@ -58,8 +55,7 @@ def precise_sums(x, weights, PRECISION: tl.constexpr):
     high = rounded(x, PRECISION)
     result = product(high, weights, PRECISION)
     if PRECISION == "bf16" or PRECISION == "rounded":
-        middle = rounded(x - high, PRECISION)
-        result += product(middle, weights, PRECISION) + product(x - high - middle, weights, PRECISION)
+        result += product(x - high, weights, PRECISION)
     return result
 
 
@@ -72,7 +68,7 @@ def within_leaf(g, v, dm, scores, scores_t, LEAF: tl.constexpr, BLOCK: tl.conste
     """
     row, column = token_pairs(BLOCK)
     same_leaf = row // LEAF == column // LEAF
-    exponent = leaf_exponent(g, LEAF, BLOCK, PRECISION)
+    exponent = leaf_exponent(g, LEAF, BLOCK)
     from_middle = exp2(exponent, PRECISION)
     to_middle = exp2(-exponent, PRECISION)
     readings = rounded(dm * from_middle, PRECISION)
@@ -82,12 +78,12 @@ def within_leaf(g, v, dm, scores, scores_t, LEAF: tl.constexpr, BLOCK: tl.conste
     met = readings * read - writes * pulled
     dg = precise_sums(met, (same_leaf & (row >= column)).to(tl.float32), PRECISION)
     # every term of dg_t has f_t as a factor, which was floored
-    floored = tl.maximum(g, LEAF_LEAST_G, propagate_nan=tl.PropagateNan.ALL)
-    return from_middle * read, to_middle * pulled, dg * exp2(g - floored, PRECISION)
+    dg *= exp2(logarithm(g) - logarithm(floored(g)), PRECISION)
+    return from_middle * read, to_middle * pulled, dg
 
 
 @triton.jit
-def within_chunk(
+def within_block(
     g,
     v,
     dm,
@@ -98,7 +94,7 @@ def within_chunk(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """m, dv and dg (d, t) of the pairs inside a chunk; scores[s, t] = B_s · C_t, and scores_t[t, s] the same."""
+    """m, dv and dg (d, t) of the pairs inside a block; scores[s, t] = B_s · C_t, and scores_t[t, s] the same."""
     row, column = token_pairs(BLOCK)
     diagonal = tl.sum(tl.where(row == column, scores, 0.0), axis=0)[None, :]
     m = v * diagonal
@@ -134,9 +130,9 @@ def channel_gradients(
     dy_stride,
     h,
     h_stride,
-    f_logit,
+    log_f,
     f_stride,
-    i_logit,
+    log_i,
     i_stride,
     z,
     z_stride,
@@ -146,21 +142,31 @@ def channel_gradients(
     C_stride,
     D,
     kept,
+    leaving,
     adjoints,
     dh,
-    df_logit,
-    di_logit,
+    dh_stride,
+    df,
+    df_stride,
+    di,
+    di_stride,
     dz,
+    dz_stride,
     dD,
+    dinitial,
     boundaries,
-    chunk_owners,
+    owners,
+    firsts,
     first_chunks,
     length,
     sequences,
+    segments,
+    segment,
     chunks,
     alpha,
     d_inner,
     d_state,
+    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     LEVELS: tl.constexpr,
     LEAF: tl.constexpr,
@@ -172,70 +178,96 @@ def channel_gradients(
     REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """Gradients of h, the logits and z over one chunk, and the chunk's part of dD."""
-    chunk, channels = split_program(d_inner, BD)
-    sequence, place = piece_of_sequence(chunk, chunk_owners, first_chunks, chunks, PACKED)
+    """Gradients of h, the logits and z over one segment, from its end, and the segment's part of dD.
+
+    `leaving` is the gradient of the state after the segment; it writes that after every chunk to `adjoints`, and the
+    first segment of a sequence that of the initial state.
+    """
+    index, channels = split_program(d_inner, BD)
+    sequence, place = piece_of_sequence(index, owners, firsts, segments, PACKED)
     if sequence >= sequences:
         return
     start, stop = sequence_rows(sequence, boundaries, length, PACKED)
-    tokens = tl.minimum(stop - start - place.to(tl.int64) * BLOCK, BLOCK).to(tl.int32)
-    origin = first_row(start, stop, place.to(tl.int64) * BLOCK, REVERSE)
-    t = tl.arange(0, BLOCK)
-    rows = origin - t if REVERSE else origin + t
+    remaining = stop - start - place.to(tl.int64) * segment
+    tokens = tl.minimum(remaining, segment).to(tl.int32)
+    origin = first_row(start, stop, place.to(tl.int64) * segment, REVERSE)
+    first_chunk = chunk_of_segment(sequence, place, first_chunks, chunks, segment // CHUNK, PACKED)
+    size = d_inner * d_state
     columns = tl.arange(0, BN)
-    mask = (channels < d_inner)[:, None] & (t < tokens)[None, :]
-    keys_mask = (t < tokens)[:, None] & (columns < d_state)[None, :]
     state_mask = (channels < d_inner)[:, None] & (columns < d_state)[None, :]
-    in_state = (chunk.to(tl.int64) * d_inner + channels[:, None]) * d_state + columns[None, :]
-    row, column = token_pairs(BLOCK)
-
-    g = log2_sigmoid(load_tile(f_logit, f_stride, rows[None, :], channels[:, None], mask, float("inf")), PRECISION)
-    drive = load_tile(h, h_stride, rows[None, :], channels[:, None], mask, 0.0)
-    i_tile = load_tile(i_logit, i_stride, rows[None, :], channels[:, None], mask, 0.0)
-    dq = load_tile(dy, dy_stride, rows[None, :], channels[:, None], mask, 0.0)
-    v = drive * sigmoid(i_tile, PRECISION)
-    if HAS_Z:
-        z_tile = load_tile(z, z_stride, rows[None, :], channels[:, None], mask, 0.0)
-        dq *= z_tile * sigmoid(z_tile, PRECISION)
-    dm = alpha * dq
-    key = load_tile(B, B_stride, rows[:, None], columns[None, :], keys_mask, 0.0)
-    query = load_tile(C, C_stride, rows[:, None], columns[None, :], keys_mask, 0.0)
-    scores = product(key, tl.trans(query), PRECISION)
-    scores_t = product(query, tl.trans(key), PRECISION)
-    m, dv, dg = within_chunk(g, v, dm, scores, scores_t, LEAF, LEVELS, BLOCK, PRECISION)
-
-    state = tl.load(kept + in_state, mask=state_mask, other=0.0)
-    adjoint = tl.load(adjoints + in_state, mask=state_mask, other=0.0)
-    passing = tl.sum(state.to(tl.float32) * adjoint.to(tl.float32), axis=1)
-    from_start = decay_from_start(g, BLOCK, PRECISION)
-    read = from_start * product(state, tl.trans(query), PRECISION)
-    pulled = decay_to_end(g, BLOCK, PRECISION) * product(adjoint, tl.trans(key), PRECISION)
-    m += read
-    dv += pulled
-    dg += product(dm * read, (row >= column).to(tl.float32), PRECISION)
-    dg += product(v * pulled, (row < column).to(tl.float32), PRECISION)
-    dg += (at_last(from_start, BLOCK) * passing)[:, None]
-
-    out = rows[None, :] * d_inner + channels[:, None]
-    f_tile = load_tile(f_logit, f_stride, rows[None, :], channels[:, None], mask, float("inf"))
-    tl.store(df_logit + out, (dg * sigmoid(-f_tile, PRECISION)).to(df_logit.dtype.element_ty), mask=mask)
-    i, not_i = both_sigmoids(i_tile, PRECISION)
-    tl.store(di_logit + out, (dv * drive * i * not_i).to(di_logit.dtype.element_ty), mask=mask)
-    ddrive = dv * i
+    in_state = channels[:, None] * d_state + columns[None, :]
+    adjoint = tl.load(leaving + index.to(tl.int64) * size + in_state, mask=state_mask, other=0.0)
     if HAS_D:
         skip = tl.load(D + channels, mask=channels < d_inner, other=0.0).to(tl.float32)[:, None]
-        ddrive += skip * dq
-        dskip = tl.sum(dq * drive, axis=1)
-        tl.store(dD + chunk.to(tl.int64) * d_inner + channels, dskip, mask=channels < d_inner)
-    tl.store(dh + out, ddrive.to(dh.dtype.element_ty), mask=mask)
-    if HAS_Z:
-        ungated = alpha * m
+        dskip = tl.zeros((BD, BLOCK), dtype=tl.float32)
+    row, column = token_pairs(BLOCK)
+    steps = tl.cdiv(tokens, CHUNK) * (CHUNK // BLOCK)
+    for step in range(steps):
+        block = steps - 1 - step
+        in_chunk = (first_chunk + block // (CHUNK // BLOCK)) * size + in_state
+        state = tl.load(kept + in_chunk, mask=state_mask, other=0.0).to(tl.float32)
+        if block % (CHUNK // BLOCK) == CHUNK // BLOCK - 1:
+            tl.store(adjoints + in_chunk, adjoint.to(adjoints.dtype.element_ty), mask=state_mask)
+        if CHUNK > BLOCK:  # noqa: SIM102 (a constant and a value of the device)
+            if block % 2 == 1:
+                rows, inside = rows_of(origin, block - 1, tokens, BLOCK, REVERSE)
+                mask = (channels < d_inner)[:, None] & inside[None, :]
+                g = load(log_f, f_stride, rows[None, :], channels[:, None], mask)
+                v = load(h, h_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
+                v *= gate_value(load(log_i, i_stride, rows[None, :], channels[:, None], mask), PRECISION)
+                keys_mask = inside[:, None] & (columns < d_state)[None, :]
+                key = load(B, B_stride, rows[:, None], columns[None, :], keys_mask)
+                state = advance(state, g, v, key, decay_from_start(g, BLOCK, PRECISION), BLOCK, PRECISION)
+        rows, inside = rows_of(origin, block, tokens, BLOCK, REVERSE)
+        mask = (channels < d_inner)[:, None] & inside[None, :]
+        keys_mask = inside[:, None] & (columns < d_state)[None, :]
+        g = load(log_f, f_stride, rows[None, :], channels[:, None], mask)
+        i_tile = load(log_i, i_stride, rows[None, :], channels[:, None], mask)
+        drive = load(h, h_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
+        dout = load(dy, dy_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
+        key = load(B, B_stride, rows[:, None], columns[None, :], keys_mask)
+        query = load(C, C_stride, rows[:, None], columns[None, :], keys_mask)
+        i = gate_value(i_tile, PRECISION)
+        v = drive * i
+        dq = dout
+        if HAS_Z:
+            z_tile = load(z, z_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
+            opened = sigmoid(z_tile, PRECISION)
+            dq *= z_tile * opened
+        dm = alpha * dq
+        scores = product(key, tl.trans(query), PRECISION)
+        scores_t = product(query, tl.trans(key), PRECISION)
+        m, dv, dg = within_block(g, v, dm, scores, scores_t, LEAF, LEVELS, BLOCK, PRECISION)
+        from_start = decay_from_start(g, BLOCK, PRECISION)
+        read = from_start * product(state, tl.trans(query), PRECISION)
+        pulled = decay_to_end(g, BLOCK, PRECISION) * product(adjoint, tl.trans(key), PRECISION)
+        m += read
+        dv += pulled
+        dg += product(dm * read, (row >= column).to(tl.float32), PRECISION)
+        dg += product(v * pulled, (row < column).to(tl.float32), PRECISION)
+        decay = at_last(from_start, BLOCK)[:, None]
+        dg += decay * tl.sum(state * adjoint, axis=1)[:, None]
+        adjoint = adjoint * decay + product(dm * from_start, query, PRECISION)
+
+        dg *= one_minus_gate(g, PRECISION)
+        store(df, df_stride, rows[None, :], channels[:, None], dg, mask)
+        dlogit = dv * v * one_minus_gate(i_tile, PRECISION)
+        store(di, di_stride, rows[None, :], channels[:, None], dlogit, mask)
+        ddrive = dv * i
         if HAS_D:
-            ungated += skip * drive
-        open_z, not_open_z = both_sigmoids(z_tile, PRECISION)
-        dout = load_tile(dy, dy_stride, rows[None, :], channels[:, None], mask, 0.0)
-        dz_tile = dout * ungated * open_z * (1.0 + z_tile * not_open_z)
-        tl.store(dz + out, dz_tile.to(dz.dtype.element_ty), mask=mask)
+            ddrive += skip * dq
+            dskip += dq * drive
+        store(dh, dh_stride, rows[None, :], channels[:, None], ddrive, mask)
+        if HAS_Z:
+            ungated = alpha * m
+            if HAS_D:
+                ungated += skip * drive
+            dopen = dout * ungated * opened * (1.0 + z_tile * (1.0 - opened))
+            store(dz, dz_stride, rows[None, :], channels[:, None], dopen, mask)
+    if HAS_D:
+        tl.store(dD + index.to(tl.int64) * d_inner + channels, tl.sum(dskip, axis=1), mask=channels < d_inner)
+    if place == 0:
+        tl.store(dinitial + sequence.to(tl.int64) * size + in_state, adjoint, mask=state_mask)
 
 
 @triton.jit
@@ -248,7 +280,7 @@ def pair_gradients(g, v, dm, LEAF: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl
     by_write = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     by_reading = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     if LEAF > 1:
-        exponent = leaf_exponent(g, LEAF, BLOCK, PRECISION, True)
+        exponent = leaf_exponent(g, LEAF, BLOCK, True)
         writes = v * exp2(-exponent, PRECISION)
         readings = dm * exp2(exponent, PRECISION)
         same_leaf = row // LEAF == column // LEAF
@@ -270,9 +302,9 @@ def key_gradients(
     dy_stride,
     h,
     h_stride,
-    f_logit,
+    log_f,
     f_stride,
-    i_logit,
+    log_i,
     i_stride,
     z,
     z_stride,
@@ -283,7 +315,9 @@ def key_gradients(
     kept,
     adjoints,
     dB,
+    dB_stride,
     dC,
+    dC_stride,
     boundaries,
     chunk_owners,
     first_chunks,
@@ -311,8 +345,7 @@ def key_gradients(
     start, stop = sequence_rows(sequence, boundaries, length, PACKED)
     tokens = tl.minimum(stop - start - place.to(tl.int64) * BLOCK, BLOCK).to(tl.int32)
     origin = first_row(start, stop, place.to(tl.int64) * BLOCK, REVERSE)
-    t = tl.arange(0, BLOCK)
-    rows = origin - t if REVERSE else origin + t
+    rows, inside = rows_of(origin, 0, tokens, BLOCK, REVERSE)
     columns = tl.arange(0, BN)
     row, column = token_pairs(BLOCK)
     by_write = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
@@ -322,18 +355,18 @@ def key_gradients(
     dquery = tl.zeros((BLOCK, BN), dtype=tl.float32)
     for channel in range(0, d_inner, BD):
         channels = channel + tl.arange(0, BD)
-        mask = (t < tokens)[:, None] & (channels < d_inner)[None, :]
+        mask = inside[:, None] & (channels < d_inner)[None, :]
         state_mask = (channels < d_inner)[:, None] & (columns < d_state)[None, :]
         in_state = (chunk.to(tl.int64) * d_inner + channels[:, None]) * d_state + columns[None, :]
         state = tl.load(kept + in_state, mask=state_mask, other=0.0)
         adjoint = tl.load(adjoints + in_state, mask=state_mask, other=0.0)
-        g = log2_sigmoid(load_tile(f_logit, f_stride, rows[:, None], channels[None, :], mask, float("inf")), PRECISION)
-        v = load_tile(h, h_stride, rows[:, None], channels[None, :], mask, 0.0)
-        v *= sigmoid(load_tile(i_logit, i_stride, rows[:, None], channels[None, :], mask, 0.0), PRECISION)
-        dm = alpha * load_tile(dy, dy_stride, rows[:, None], channels[None, :], mask, 0.0)
+        g = load(log_f, f_stride, rows[:, None], channels[None, :], mask)
+        v = load(h, h_stride, rows[:, None], channels[None, :], mask).to(tl.float32)
+        v *= gate_value(load(log_i, i_stride, rows[:, None], channels[None, :], mask), PRECISION)
+        dm = alpha * load(dy, dy_stride, rows[:, None], channels[None, :], mask).to(tl.float32)
         if HAS_Z:
-            logit = load_tile(z, z_stride, rows[:, None], channels[None, :], mask, 0.0)
-            dm *= logit * sigmoid(logit, PRECISION)
+            z_tile = load(z, z_stride, rows[:, None], channels[None, :], mask).to(tl.float32)
+            dm *= z_tile * sigmoid(z_tile, PRECISION)
         p_write, p_reading = pair_gradients(g, v, dm, LEAF, LEVELS, BLOCK, PRECISION)
         by_write += p_write
         by_reading += p_reading
@@ -344,9 +377,10 @@ def key_gradients(
     if LEAF == 1:
         by_write = tl.where(row == column, own[None, :], by_write)
         by_reading = tl.where(row == column, own[None, :], by_reading)
-    keys_mask = (t < tokens)[:, None] & (columns < d_state)[None, :]
-    dkey += product(by_write, load_tile(C, C_stride, rows[:, None], columns[None, :], keys_mask, 0.0), PRECISION)
-    dquery += product(by_reading, load_tile(B, B_stride, rows[:, None], columns[None, :], keys_mask, 0.0), PRECISION)
-    out = rows[:, None] * d_state + columns[None, :]
-    tl.store(dB + out, dkey.to(dB.dtype.element_ty), mask=keys_mask)
-    tl.store(dC + out, dquery.to(dC.dtype.element_ty), mask=keys_mask)
+    keys_mask = inside[:, None] & (columns < d_state)[None, :]
+    key = load(B, B_stride, rows[:, None], columns[None, :], keys_mask)
+    query = load(C, C_stride, rows[:, None], columns[None, :], keys_mask)
+    dkey += product(by_write, query, PRECISION)
+    dquery += product(by_reading, key, PRECISION)
+    store(dB, dB_stride, rows[:, None], columns[None, :], dkey, keys_mask)
+    store(dC, dC_stride, rows[:, None], columns[None, :], dquery, keys_mask)

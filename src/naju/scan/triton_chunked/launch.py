@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from naju.scan.operator import Gradients
-
 MOST_D_STATE = 256
-PROGRAMS_PER_PROCESSOR = 3
+MOST_WIDTH = 16  # of a convolution: a tail fits into the smallest chunk
 CARRY_BLOCK = 512
 
 
@@ -25,6 +23,7 @@ class Tile:
     warps: int = 4
     stages: int = 1
     registers: int | None = None  # at most this many a thread, so that more programs share a processor
+    programs: int = 3  # for each processor, as a goal: segments are cut to make that many
 
 
 CARRY_TILE = Tile(channels=1, stages=3)
@@ -32,17 +31,17 @@ CARRY_TILE = Tile(channels=1, stages=3)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The shape of every kernel's work. `chunk` tokens lie between kept states and form a block of the backward."""
+    """The shape of every kernel's work. `chunk` tokens lie between kept states."""
 
     precision: str
     chunk: int
-    block: int  # tokens in a step of the forward
-    prefetch: bool = False
+    block: int  # tokens in a step of the sweeps
     leaf: int  # tokens in a leaf of the block's tree; 1 where every decay is to be exact
     states: Tile
     outputs: Tile
     channels: Tile
     keys: Tile
+    alone: Tile = Tile(channels=64, warps=2)  # the kernels that treat every channel alone
 
 
 def precision_of(dtype: torch.dtype) -> str:
@@ -68,10 +67,10 @@ def configuration(d_state: int, dtype: torch.dtype) -> Config:
             chunk=chunk_length(dtype),
             block=16,
             leaf=16,
-            states=Tile(channels=64),
-            outputs=Tile(channels=64, registers=168) if width <= 64 else wide,
-            channels=Tile(channels=64 if width <= 128 else 32),
-            keys=Tile(channels=64, warps=4 if width <= 64 else 8),
+            states=Tile(channels=64, stages=2),
+            outputs=Tile(channels=64, stages=2, registers=168) if width <= 64 else wide,
+            channels=Tile(channels=64 if width <= 128 else 32, stages=2 if width <= 64 else 1, programs=4),
+            keys=Tile(channels=64, warps=4 if width <= 64 else 8, stages=2 if width <= 64 else 1),
         )
     tile = Tile(channels=32 if width <= 64 else 16)
     wide = tile if width <= 64 else Tile(channels=32, warps=8)
@@ -119,7 +118,7 @@ def cut(h: Tensor, sequences: int, cu_seqlens: Tensor | None, tile: Tile, chunk:
     batch, length, d_inner = h.shape
     programs = batch * -(-d_inner // tile.channels)
     processors = _processors(h.device)
-    wanted = 1 if 2 * programs >= 3 * processors else PROGRAMS_PER_PROCESSOR * processors // programs
+    wanted = 1 if 2 * programs >= 3 * processors else tile.programs * processors // programs
     segment = chunk * max(1, -(-length // (max(1, wanted) * chunk)))
     segments, chunks = -(-length // segment), -(-length // chunk)
     if cu_seqlens is None:
@@ -175,11 +174,11 @@ def _config_for(h: Tensor, d_state: int) -> Config:
     return replace(config, precision={"bf16": "rounded"}.get(config.precision, "ieee"))  # in the interpreter
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def _rows(tensor: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
+def rows_of(tensor: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
     """(b, l, ·) as rows of contiguous channels and the step from row to row; an absent tensor is never read."""
     if tensor is None:
         return like, 0
@@ -204,74 +203,108 @@ def _kept_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32  # float16 has not the range of a state
 
 
-def _states(
-    pieces: Pieces,
-    config: Config,
-    driven: tuple[Tensor, Tensor, Tensor | None, Tensor],
-    entering: Tensor | None,
-    ends: Tensor,
-    decays_or_kept: Tensor,
-    alpha: float,
-    reverse: bool,
-    adjoint: bool,
-) -> None:
-    """Run the segments from zero, or (with `entering`) sweep them; `driven`: f_logit, value, its gate, and keys."""
+def gate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Gates are kept as logarithms, in as many bytes as the rest."""
+    return torch.float32 if dtype == torch.float32 else torch.float16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drive:
+    """What the sweeps read: everything (b, l, ·), gates as logarithms. Rows may lie apart, channels may not."""
+
+    h: Tensor
+    log_f: Tensor
+    log_i: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    z: Tensor | None
+    alpha: float
+    reverse: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A configuration and the pieces it cuts the sequences of one call into."""
+
+    config: Config
+    pieces: Pieces
+    d_inner: int
+    d_state: int
+
+
+def plan(h: Tensor, d_state: int, sequences: int, cu_seqlens: Tensor | None, *, backward: bool = False) -> Plan:
+    config = _config_for(h, d_state)
+    pieces = cut(h, sequences, cu_seqlens, config.channels if backward else config.outputs, config.chunk)
+    return Plan(config=config, pieces=pieces, d_inner=h.shape[2], d_state=d_state)
+
+
+def gates(f_logit: Tensor, i_logit: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """log2 of both gates, from their finished logits."""
+    from naju.scan.triton_chunked import gates as kernels
+
+    config = _config_for(h, 1)
+    log_f, log_i = (h.new_empty(h.shape, dtype=gate_dtype(h.dtype)) for _ in range(2))
+    rows, d_inner = h.shape[0] * h.shape[1], h.shape[2]
+    launch(
+        kernels.gates,
+        -(-rows // config.chunk) * -(-d_inner // config.alone.channels),
+        config.alone,
+        *(part for tensor in (f_logit, i_logit) for part in rows_of(tensor, h)),
+        log_f,
+        log_i,
+        rows_in_all=rows,
+        d_inner=d_inner,
+        BLOCK=config.chunk,
+        BD=config.alone.channels,
+        PRECISION=config.precision,
+    )
+    return log_f, log_i
+
+
+def _entering(
+    plan: Plan, driven: tuple[Tensor, Tensor, Tensor | None, Tensor], initial: Tensor, drive: Drive, adjoint: bool
+) -> Tensor:
+    """The state that enters each segment, or (adjoint) the gradient of the one that leaves it.
+
+    `driven`: log_f, what is written, its gate, and along which keys.
+    """
     from naju.scan.triton_chunked import forward as kernels
 
-    d_inner, d_state = ends.shape[1:]
-    tile, sweep = config.states, entering is not None
-    _launch(
+    pieces, tile = plan.pieces, plan.config.states
+    if pieces.tables is None and pieces.segments == 1:
+        return initial
+    ends = initial.new_empty(pieces.n_segments, plan.d_inner, plan.d_state)
+    decays = initial.new_empty(pieces.n_segments, plan.d_inner)
+    entering = torch.empty_like(ends)
+    packed = pieces.tables is not None
+    launch(
         kernels.states,
-        pieces.n_segments * -(-d_inner // tile.channels),
+        pieces.n_segments * -(-plan.d_inner // tile.channels),
         tile,
-        *(part for tensor in driven for part in _rows(tensor, ends)),
-        ends if entering is None else entering,
+        *(part for tensor in driven for part in rows_of(tensor, ends)),
         ends,
-        decays_or_kept,
-        decays_or_kept,
-        *pieces.segment_tables(ends),
+        decays,
+        *pieces.segment_tables(ends)[:3],
         length=pieces.length,
         sequences=pieces.sequences,
         segments=pieces.segments,
         segment=pieces.segment,
-        chunks=pieces.chunks,
-        alpha=alpha,
-        d_inner=d_inner,
-        d_state=d_state,
-        BLOCK=config.chunk,
+        alpha=drive.alpha,
+        d_inner=plan.d_inner,
+        d_state=plan.d_state,
+        BLOCK=plan.config.chunk,
         BD=tile.channels,
-        BN=padded_state(d_state),
-        PRECISION=config.precision,
-        SWEEP=sweep,
+        BN=padded_state(plan.d_state),
+        PRECISION=plan.config.precision,
         ADJOINT=adjoint,
         HAS_GATE=driven[2] is not None,
-        REVERSE=reverse,
-        PACKED=pieces.tables is not None,
+        REVERSE=drive.reverse,
+        PACKED=packed,
     )
-
-
-def _entering(
-    pieces: Pieces,
-    config: Config,
-    driven: tuple[Tensor, Tensor, Tensor | None, Tensor],
-    initial: Tensor,
-    alpha: float,
-    reverse: bool,
-    adjoint: bool,
-) -> Tensor:
-    """The state that enters each segment, or (adjoint) the gradient of the one that leaves it."""
-    from naju.scan.triton_chunked import forward as kernels
-
-    if pieces.tables is None and pieces.segments == 1:
-        return initial
-    d_inner, d_state = initial.shape[1:]
-    ends = initial.new_empty(pieces.n_segments, d_inner, d_state)
-    decays = initial.new_empty(pieces.n_segments, d_inner)
-    entering = torch.empty_like(ends)
-    _states(pieces, config, driven, None, ends, decays, alpha, reverse, adjoint)
-    _launch(
+    launch(
         kernels.carry,
-        pieces.sequences * -(-d_inner * d_state // CARRY_BLOCK),
+        pieces.sequences * -(-plan.d_inner * plan.d_state // CARRY_BLOCK),
         CARRY_TILE,
         ends,
         decays,
@@ -279,151 +312,244 @@ def _entering(
         entering,
         pieces.segment_tables(initial)[2],
         segments=pieces.segments,
-        d_inner=d_inner,
-        d_state=d_state,
+        d_inner=plan.d_inner,
+        d_state=plan.d_state,
         BLOCK=CARRY_BLOCK,
         ADJOINT=adjoint,
-        PACKED=pieces.tables is not None,
+        PACKED=packed,
     )
     return entering
 
 
-def forward(
-    h: Tensor,
-    f_logit: Tensor,
-    i_logit: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    alpha: float,
-    reverse: bool,
-    kept: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _sweep(plan: Plan, drive: Drive, tile: Tile) -> dict[str, Any]:
+    """The named arguments of both kernels that sweep the segments."""
+    pieces, config = plan.pieces, plan.config
+    return {
+        "length": pieces.length,
+        "sequences": pieces.sequences,
+        "segments": pieces.segments,
+        "segment": pieces.segment,
+        "chunks": pieces.chunks,
+        "alpha": drive.alpha,
+        "d_inner": plan.d_inner,
+        "d_state": plan.d_state,
+        "CHUNK": config.chunk,
+        "BLOCK": config.block,
+        "LEVELS": _levels(config.block),
+        "LEAF": config.leaf,
+        "BD": tile.channels,
+        "BN": padded_state(plan.d_state),
+        "PRECISION": config.precision,
+        "HAS_D": drive.D is not None,
+        "HAS_Z": drive.z is not None,
+        "REVERSE": drive.reverse,
+        "PACKED": pieces.tables is not None,
+    }
+
+
+def forward(plan: Plan, drive: Drive, initial: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
     """y and the final state; fills `kept` where it is given."""
     from naju.scan.triton_chunked import forward as kernels
 
-    d_inner, d_state = h.shape[2], B.shape[2]
-    config = _config_for(h, d_state)
-    tile = config.outputs
-    initial_state = initial_state.contiguous()
-    y, final = h.new_empty(h.shape), torch.empty_like(initial_state)
-    with _on(h.device):
-        pieces = cut(h, len(initial_state), cu_seqlens, tile, config.chunk)
-        driven = (f_logit, h, i_logit, B)
-        entering = _entering(pieces, config, driven, initial_state, 1.0, reverse, adjoint=False)
-        _launch(
-            kernels.outputs,
-            pieces.n_segments * -(-d_inner // tile.channels),
-            tile,
-            *(part for tensor in (h, f_logit, i_logit, z, B, C) for part in _rows(tensor, h)),
-            h if D is None else D.contiguous(),
-            entering,
-            y,
-            final,
-            h if kept is None else kept,
-            *pieces.segment_tables(h),
-            length=pieces.length,
-            sequences=pieces.sequences,
-            segments=pieces.segments,
-            segment=pieces.segment,
-            chunks=pieces.chunks,
-            alpha=alpha,
-            d_inner=d_inner,
-            d_state=d_state,
-            CHUNK=config.chunk,
-            BLOCK=config.block,
-            LEVELS=_levels(config.block),
-            LEAF=config.leaf,
-            BD=tile.channels,
-            BN=padded_state(d_state),
-            PRECISION=config.precision,
-            HAS_D=D is not None,
-            HAS_Z=z is not None,
-            KEEP=kept is not None,
-            PREFETCH=config.prefetch,
-            REVERSE=reverse,
-            PACKED=cu_seqlens is not None,
-        )
+    h, tile = drive.h, plan.config.outputs
+    initial = initial.contiguous()
+    y, final = h.new_empty(h.shape), torch.empty_like(initial)
+    entering = _entering(plan, (drive.log_f, h, drive.log_i, drive.B), initial, drive, adjoint=False)
+    launch(
+        kernels.outputs,
+        plan.pieces.n_segments * -(-plan.d_inner // tile.channels),
+        tile,
+        *_inputs(drive),
+        *(entering, y, final, h if kept is None else kept),
+        *plan.pieces.segment_tables(h),
+        KEEP=kept is not None,
+        **_sweep(plan, drive, tile),
+    )
     return y, final
 
 
+def _inputs(drive: Drive) -> list[Any]:
+    tensors = (drive.h, drive.log_f, drive.log_i, drive.z, drive.B, drive.C)
+    rows = [part for tensor in tensors for part in rows_of(tensor, drive.h)]
+    return [*rows, drive.h if drive.D is None else drive.D.contiguous()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriveGradients:
+    """Room for the gradients of the tensors of a `Drive`, by the finished logits in place of the gates."""
+
+    h: Tensor
+    f_logit: Tensor
+    i_logit: Tensor
+    B: Tensor
+    C: Tensor
+    z: Tensor | None
+
+
 def backward(
-    dy: Tensor,
-    dstate: Tensor,
-    kept: Tensor,
-    h: Tensor,
-    f_logit: Tensor,
-    i_logit: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    alpha: float,
-    reverse: bool,
-) -> Gradients:
-    """The gradient of the state after every chunk first, then what remains is one chunk's business."""
+    plan: Plan, drive: Drive, initial: Tensor, kept: Tensor, dy: Tensor, dstate: Tensor, gradients: DriveGradients
+) -> tuple[Tensor, Tensor]:
+    """Fills `gradients`; returns those of D (empty without one) and of the initial state."""
     from naju.scan.triton_chunked import backward as kernels
 
-    d_inner, d_state = h.shape[2], B.shape[2]
-    config = _config_for(h, d_state)
-    dh, df_logit, di_logit, dB, dC = (tensor.new_empty(tensor.shape) for tensor in (h, f_logit, i_logit, B, C))
-    dz = h.new_empty(0) if z is None else z.new_empty(z.shape)
-    dinitial, adjoints = initial_state.new_empty(initial_state.shape), torch.empty_like(kept)
-    with _on(h.device):
-        pieces = cut(h, len(initial_state), cu_seqlens, config.states, config.chunk)
-        driven = (f_logit, dy, z, C)
-        leaving = _entering(pieces, config, driven, dstate.contiguous(), alpha, reverse, adjoint=True)
-        _states(pieces, config, driven, leaving, dinitial, adjoints, alpha, reverse, adjoint=True)
-        # chunks that a packed batch only might have are skipped, and their rows must be zero
-        dD = h.new_zeros(pieces.n_chunks if D is not None else 0, d_inner, dtype=torch.float32)
-        inputs = [part for tensor in (dy, h, f_logit, i_logit, z, B, C) for part in _rows(tensor, h)]
-        shared = {
-            "length": pieces.length,
-            "sequences": pieces.sequences,
-            "chunks": pieces.chunks,
-            "alpha": alpha,
-            "d_inner": d_inner,
-            "d_state": d_state,
-            "BLOCK": config.chunk,
-            "LEVELS": _levels(config.chunk),
-            "LEAF": config.leaf,
-            "BN": padded_state(d_state),
-            "PRECISION": config.precision,
-            "HAS_Z": z is not None,
-            "REVERSE": reverse,
-            "PACKED": cu_seqlens is not None,
-        }
-        _launch(
-            kernels.channel_gradients,
-            pieces.n_chunks * -(-d_inner // config.channels.channels),
-            config.channels,
-            *inputs,
-            h if D is None else D.contiguous(),
-            *(kept, adjoints, dh, df_logit, di_logit, dz, dD),
-            *pieces.chunk_tables(h),
-            BD=config.channels.channels,
-            HAS_D=D is not None,
-            **shared,
-        )
-        _launch(
-            kernels.key_gradients,
-            pieces.n_chunks,
-            config.keys,
-            *inputs,
-            *(kept, adjoints, dB, dC),
-            *pieces.chunk_tables(h),
-            BD=config.keys.channels,
-            **shared,
-        )
-    return dh, df_logit, di_logit, dB, dC, h.new_empty(0) if D is None else dD.sum(0).to(D.dtype), dz, dinitial
+    h, pieces, tile = drive.h, plan.pieces, plan.config.channels
+    dinitial, adjoints = torch.empty_like(initial, memory_format=torch.contiguous_format), torch.empty_like(kept)
+    leaving = _entering(plan, (drive.log_f, dy, drive.z, drive.C), dstate.contiguous(), drive, adjoint=True)
+    # segments that a packed batch only might have are skipped, and their rows must be zero
+    dD = h.new_zeros(pieces.n_segments if drive.D is not None else 0, plan.d_inner, dtype=torch.float32)
+    channel_gradients = (gradients.h, gradients.f_logit, gradients.i_logit, gradients.z)
+    launch(
+        kernels.channel_gradients,
+        pieces.n_segments * -(-plan.d_inner // tile.channels),
+        tile,
+        *rows_of(dy, h),
+        *_inputs(drive),
+        *(kept, leaving, adjoints),
+        *(part for tensor in channel_gradients for part in rows_of(tensor, h)),
+        *(dD, dinitial),
+        *pieces.segment_tables(h),
+        **_sweep(plan, drive, tile),
+    )
+    tile = plan.config.keys
+    launch(
+        kernels.key_gradients,
+        pieces.n_chunks,
+        tile,
+        *rows_of(dy, h),
+        *_inputs(drive)[:-1],
+        *(kept, adjoints),
+        *(part for tensor in (gradients.B, gradients.C) for part in rows_of(tensor, h)),
+        *pieces.chunk_tables(h),
+        length=pieces.length,
+        sequences=pieces.sequences,
+        chunks=pieces.chunks,
+        alpha=drive.alpha,
+        d_inner=plan.d_inner,
+        d_state=plan.d_state,
+        BLOCK=plan.config.chunk,
+        LEVELS=_levels(plan.config.chunk),
+        LEAF=plan.config.leaf,
+        BD=tile.channels,
+        BN=padded_state(plan.d_state),
+        PRECISION=plan.config.precision,
+        HAS_Z=drive.z is not None,
+        REVERSE=drive.reverse,
+        PACKED=pieces.tables is not None,
+    )
+    return dD.sum(0), dinitial
 
 
-def _launch(kernel: Any, programs: int, tile: Tile, *arguments: Any, **named: Any) -> None:
+def _alone(plan: Plan, kernel: Any, *arguments: Any, **constants: Any) -> None:
+    """A kernel that treats every channel alone, a chunk a program."""
+    pieces, tile = plan.pieces, plan.config.alone
+    launch(
+        kernel,
+        pieces.n_chunks * -(-plan.d_inner // tile.channels),
+        tile,
+        *arguments,
+        length=pieces.length,
+        sequences=pieces.sequences,
+        chunks=pieces.chunks,
+        d_inner=plan.d_inner,
+        BLOCK=plan.config.chunk,
+        BD=tile.channels,
+        PACKED=pieces.tables is not None,
+        **constants,
+    )
+
+
+def convolve_silu(plan: Plan, u: Tensor, tail: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    from naju.scan.triton_chunked import gates as kernels
+
+    tensors = (
+        *rows_of(u, out),
+        tail.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        out,
+        *plan.pieces.chunk_tables(out),
+    )
+    _alone(plan, kernels.convolve_silu, *tensors, WIDTH=weight.shape[1], PRECISION=plan.config.precision)
+
+
+def convolve_silu_backward(
+    plan: Plan, dout: Tensor, u: Tensor, tail: Tensor, weight: Tensor, bias: Tensor, du: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fills du and overwrites dout; returns the gradients of tail, bias and weight."""
+    from naju.scan.triton_chunked import gates as kernels
+
+    width = weight.shape[1]
+    dtail, partial = _empty_tail(tail), _partial(plan, dout, 1 + width)
+    tables = plan.pieces.chunk_tables(dout)
+    inputs = (dout, *rows_of(u, dout), tail.contiguous(), weight.contiguous(), bias.contiguous())
+    _alone(plan, kernels.silu_backward, *inputs, partial, *tables, WIDTH=width, PRECISION=plan.config.precision)
+    outputs = (*rows_of(du, dout), dtail, *tables)
+    _alone(plan, kernels.convolve_backward, dout, weight.contiguous(), *outputs, WIDTH=width)
+    return dtail, *_bias_and_taps(partial.sum(0))
+
+
+def convolved_gates(
+    plan: Plan,
+    h: Tensor,
+    tail: Tensor,
+    projected: Tensor,
+    f_taps: Tensor,
+    i_taps: Tensor,
+    f_bias: Tensor,
+    i_bias: Tensor,
+    lengths: Tensor | None,
+) -> None:
+    """Overwrites the first two parts of `projected`, W_f h and W_i h, by log2 of the gates."""
+    from naju.scan.triton_chunked import gates as kernels
+
+    f_logit, i_logit = projected[..., : plan.d_inner], projected[..., plan.d_inner : 2 * plan.d_inner]
+    dtype = gate_dtype(h.dtype)
+    _alone(
+        plan,
+        kernels.convolved_gates,
+        *(h, tail.contiguous(), *rows_of(f_logit, h), *rows_of(i_logit, h)),
+        *(f_taps.contiguous(), i_taps.contiguous(), f_bias.contiguous(), i_bias.contiguous()),
+        *(f_logit.view(dtype), i_logit.view(dtype), h if lengths is None else lengths),
+        *plan.pieces.chunk_tables(h),
+        WIDTH=f_taps.shape[1],
+        PRECISION=plan.config.precision,
+        HELD=lengths is not None,
+    )
+
+
+def convolved_gates_backward(
+    plan: Plan, df: Tensor, di: Tensor, h: Tensor, tail: Tensor, f_taps: Tensor, i_taps: Tensor, dh: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Adds to dh; returns the gradients of tail, both taps and both biases."""
+    from naju.scan.triton_chunked import gates as kernels
+
+    width = f_taps.shape[1]
+    dtail, partial = _empty_tail(tail), _partial(plan, dh, 2, 1 + width)
+    df_rows, stride = rows_of(df, h)
+    inputs = (df_rows, rows_of(di, h)[0], stride, h, tail.contiguous(), f_taps.contiguous(), i_taps.contiguous())
+    outputs = (dh, dtail, partial, *plan.pieces.chunk_tables(h))
+    _alone(plan, kernels.convolved_gates_backward, *inputs, *outputs, WIDTH=width)
+    (df_bias, df_taps), (di_bias, di_taps) = (_bias_and_taps(total) for total in partial.sum(0))
+    return dtail, df_taps, di_taps, df_bias, di_bias
+
+
+def _empty_tail(tail: Tensor) -> Tensor:
+    """Room for a tail's gradient, which is 0 for a sequence without tokens."""
+    return torch.zeros_like(tail, memory_format=torch.contiguous_format)
+
+
+def _partial(plan: Plan, like: Tensor, *shape: int) -> Tensor:
+    """Room for every chunk's part of a parameter's gradient; a packed batch may have fewer chunks than thought."""
+    make = like.new_empty if plan.pieces.tables is None else like.new_zeros
+    return make(plan.pieces.n_chunks, *shape, plan.d_inner, dtype=torch.float32)
+
+
+def _bias_and_taps(total: Tensor) -> tuple[Tensor, Tensor]:
+    """(1 + width, d), newest first, as a bias (d,) and taps (d, width), oldest first; copies, as an operator must."""
+    return total[0].clone(), total[1:].flip(0).t().contiguous()
+
+
+def launch(kernel: Any, programs: int, tile: Tile, *arguments: Any, **named: Any) -> None:
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
     if tile.registers is not None:
         options["maxnreg"] = tile.registers

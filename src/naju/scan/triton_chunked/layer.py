@@ -1,0 +1,209 @@
+"""The whole layer between its outer projections as one operator: convolution, gate products, gates, scan, readout.
+
+    h = silu(conv(u));  [a | b | B | C] = h W^T;  f_logit = a + conv(h) + bias;  i_logit likewise;  y = naju_scan(…, z)
+
+where uz = [u | z] comes from the layer's first projection. One product makes both logits, B and C; the gates overwrite
+the logits in place; the backward writes the gradients of uz and of the product each into one tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from naju.scan.frame import without_autocast
+from naju.scan.operator import refusing_tangents
+from naju.scan.triton_chunked import TRITON_CHUNKED, launch, refuses_tensors
+
+# uz (b, l, 2d), u_tail and h_tail (rows, width - 1, d), conv_weight (d, width), conv_bias (d,), weight (2d + 2n, d),
+# taps (d, width), biases and D (d,), initial_state (rows, d, n); lengths (rows,) where rows hold from some token on
+
+
+def _run_forward(arguments: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    uz, u_tail, h_tail, conv_weight, conv_bias, weight, f_taps, i_taps, f_bias, i_bias = arguments[:10]
+    D, initial_state, cu_seqlens, lengths, alpha = arguments[10:]
+    batch, length, d_inner = uz.shape[0], uz.shape[1], uz.shape[2] // 2
+    d_state = weight.shape[0] // 2 - d_inner
+    h = uz.new_empty(batch, length, d_inner)
+    with launch.on_device(uz.device), without_autocast(uz.device):
+        plan = launch.plan(h, d_state, len(initial_state), cu_seqlens)
+        launch.convolve_silu(plan, uz[..., :d_inner], u_tail, conv_weight, conv_bias, h)
+        projected = (h.view(-1, d_inner) @ weight.t()).view(batch, length, -1)
+        launch.convolved_gates(plan, h, h_tail, projected, f_taps, i_taps, f_bias, i_bias, lengths)
+        drive = _drive(plan, h, projected, D, uz, alpha)
+        states = launch.kept_states(h, drive.B, cu_seqlens, len(initial_state)) if keep else None
+        y, state = launch.forward(plan, drive, initial_state, states)
+    return y, state, h, [] if states is None else [projected, states]
+
+
+def _drive(plan: launch.Plan, h: Tensor, projected: Tensor, D: Tensor, uz: Tensor, alpha: float) -> launch.Drive:
+    log_f, log_i, B, C = _split(projected, plan)
+    dtype = launch.gate_dtype(h.dtype)
+    z = uz[..., plan.d_inner :]
+    return launch.Drive(h=h, log_f=log_f.view(dtype), log_i=log_i.view(dtype), B=B, C=C, D=D, z=z, alpha=alpha)
+
+
+def _split(projected: Tensor, plan: launch.Plan) -> tuple[Tensor, ...]:
+    """The parts for f, i, B and C."""
+    return torch.split(projected, [plan.d_inner, plan.d_inner, plan.d_state, plan.d_state], dim=-1)
+
+
+def _forward(
+    uz: Tensor,
+    u_tail: Tensor,
+    h_tail: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    weight: Tensor,
+    f_taps: Tensor,
+    i_taps: Tensor,
+    f_bias: Tensor,
+    i_bias: Tensor,
+    D: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    lengths: Tensor | None,
+    alpha: float,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """y, the final state, h, and what the backward wants kept."""
+    arguments = (uz, u_tail, h_tail, conv_weight, conv_bias, weight, f_taps, i_taps, f_bias, i_bias, D, initial_state)
+    return _run_forward((*arguments, cu_seqlens, lengths, alpha), keep=True)
+
+
+def _forward_only(
+    uz: Tensor,
+    u_tail: Tensor,
+    h_tail: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    weight: Tensor,
+    f_taps: Tensor,
+    i_taps: Tensor,
+    f_bias: Tensor,
+    i_bias: Tensor,
+    D: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    lengths: Tensor | None,
+    alpha: float,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    arguments = (uz, u_tail, h_tail, conv_weight, conv_bias, weight, f_taps, i_taps, f_bias, i_bias, D, initial_state)
+    return _run_forward((*arguments, cu_seqlens, lengths, alpha), keep=False)
+
+
+def _backward(
+    dy: Tensor,
+    dstate: Tensor,
+    dh: Tensor | None,
+    h: Tensor,
+    kept: list[Tensor],
+    uz: Tensor,
+    u_tail: Tensor,
+    h_tail: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    weight: Tensor,
+    f_taps: Tensor,
+    i_taps: Tensor,
+    f_bias: Tensor,
+    i_bias: Tensor,
+    D: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    lengths: Tensor | None,
+    alpha: float,
+) -> list[Tensor]:
+    """Gradients of the arguments from uz to initial_state."""
+    projected, states = kept
+    d_inner = h.shape[2]
+    duz, dprojected, ddrive = (torch.empty_like(tensor) for tensor in (uz, projected, h))
+    with launch.on_device(uz.device), without_autocast(uz.device):
+        plan = launch.plan(h, (weight.shape[0] // 2) - d_inner, len(initial_state), cu_seqlens, backward=True)
+        df, di, dB, dC = _split(dprojected, plan)
+        gradients = launch.DriveGradients(h=ddrive, f_logit=df, i_logit=di, B=dB, C=dC, z=duz[..., d_inner:])
+        drive = _drive(plan, h, projected, D, uz, alpha)
+        dD, dinitial = launch.backward(plan, drive, initial_state, states, dy, dstate, gradients)
+        dh_tail, *dgates = launch.convolved_gates_backward(plan, df, di, h, h_tail, f_taps, i_taps, ddrive)
+        if dh is not None:
+            ddrive += dh
+        rows, drows = ddrive.view(-1, d_inner), dprojected.view(-1, weight.shape[0])
+        dweight = drows.t() @ h.view(-1, d_inner)
+        rows.addmm_(drows, weight)
+        u, du = uz[..., :d_inner], duz[..., :d_inner]
+        du_tail, dconv_bias, dconv_weight = launch.convolve_silu_backward(
+            plan, ddrive, u, u_tail, conv_weight, conv_bias, du
+        )
+    parameters = (dconv_weight, dconv_bias, dweight, *dgates, dD)
+    like = (conv_weight, conv_bias, weight, f_taps, i_taps, f_bias, i_bias, D)
+    cast = [gradient.to(parameter.dtype) for gradient, parameter in zip(parameters, like, strict=True)]
+    return [duz, du_tail, dh_tail, *cast, dinitial]
+
+
+_DEVICES = ("cuda", "cpu")
+_layer = torch.library.custom_op(
+    "naju::triton_layer", refusing_tangents(_forward), mutates_args=(), device_types=_DEVICES
+)
+_layer_only = torch.library.custom_op(
+    "naju::triton_layer_only_forward", refusing_tangents(_forward_only), mutates_args=(), device_types=_DEVICES
+)
+_layer_backward = torch.library.custom_op(
+    "naju::triton_layer_backward", refusing_tangents(_backward), mutates_args=(), device_types=_DEVICES
+)
+
+
+def _shapes(uz: Tensor, initial_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (uz.shape[0], uz.shape[1], uz.shape[2] // 2)
+    return uz.new_empty(shape), initial_state.new_empty(initial_state.shape), uz.new_empty(shape)
+
+
+@_layer.register_fake
+def _(uz: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    weight, initial_state, cu_seqlens = rest[4], rest[10], rest[11]
+    y, state, h = _shapes(uz, initial_state)
+    projected = uz.new_empty(*uz.shape[:2], weight.shape[0])
+    states = launch.kept_states(h, initial_state, cu_seqlens, initial_state.shape[0])
+    return y, state, h, [projected, states]
+
+
+@_layer_only.register_fake
+def _(uz: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    return *_shapes(uz, rest[10]), []
+
+
+@_layer_backward.register_fake
+def _(dy: Tensor, dstate: Tensor, dh: Tensor | None, h: Tensor, kept: list[Tensor], *inputs: Any) -> list[Tensor]:
+    return [tensor.new_empty(tensor.shape) for tensor in inputs[:12]]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> None:
+    *tensors, ctx.alpha = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[2], *output[3], *tensors)
+
+
+def _differentiate(ctx: Any, dy: Tensor | None, dstate: Tensor | None, dh: Tensor | None, _: Any) -> tuple[Any, ...]:
+    h, projected, states, *tensors = ctx.saved_tensors
+    dy = torch.zeros_like(h) if dy is None else dy
+    dstate = torch.zeros_like(tensors[11]) if dstate is None else dstate
+    gradients = _layer_backward(dy, dstate, dh, h, [projected, states], *tensors, ctx.alpha)
+    return *gradients, None, None, None
+
+
+_layer.register_autograd(_differentiate, setup_context=_save)
+
+
+def layer(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """y, the final state and h; takes what `_forward` takes. Only a layer that is differentiated keeps anything."""
+    tensors = (argument for argument in arguments if isinstance(argument, Tensor))
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    y, state, h, _ = (_layer if differentiated else _layer_only)(*arguments)
+    return y, state, h
+
+
+def layer_refuses(uz: Tensor, d_state: int, width: int) -> str | None:
+    """The reason why the operator cannot run this layer, or None where it can."""
+    if width > launch.MOST_WIDTH:
+        return f"the convolution is {width} tokens wide and it holds at most {launch.MOST_WIDTH}"
+    return TRITON_CHUNKED.missing_here() or refuses_tensors(uz, d_state)

@@ -1,0 +1,159 @@
+"""The fused layer against the same mixer in float64 torch: in the interpreter without a GPU, on the device with one."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from memories import unsettle
+from naju import NajuState
+from naju.layers.layout import Layout
+from naju.mixers import build_mixer
+from naju.scan.triton_chunked import launch
+from naju.scan.triton_chunked.layer import layer_refuses
+from numerics import TOLERANCE, relative_rms
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PACKED = torch.tensor([0, 0, 7, 40, 41, 41, 60], device=DEVICE)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning"),
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+]
+runs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="test_under_the_interpreter runs it")
+
+
+@pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the tests run in this process")
+def test_under_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+@pytest.fixture(params=[1, 10_000], ids=["one segment", "many segments"])
+def processors(request, monkeypatch):
+    monkeypatch.setattr(launch, "_processors", lambda device: request.param)
+
+
+def draw(name: str, dtype: torch.dtype, d_model: int, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    mixer = build_mixer(name, d_model, **options)
+    unsettle(mixer)
+    return mixer.to(DEVICE, dtype)
+
+
+def outcome(mixer: nn.Module, u: Tensor, state: NajuState, **options: Any) -> dict[str, Tensor]:
+    """Output, next state, and the gradient of every parameter, of u and of the state."""
+    u = u.clone().requires_grad_()
+    state = state.map(lambda tensor: tensor.clone().requires_grad_())
+    out, after = mixer(u, state, **options)
+    generator = torch.Generator().manual_seed(1)
+    results = {"out": out, "x": after.x, "u_tail": after.u_tail, "h_tail": after.h_tail}
+    cotangents = [torch.randn(r.shape, generator=generator).to(r) for r in results.values()]
+    leaves = {"u": u, "x": state.x, "u_tail": state.u_tail, "h_tail": state.h_tail} | dict(mixer.named_parameters())
+    gradients = torch.autograd.grad(tuple(results.values()), tuple(leaves.values()), cotangents)
+    return {name: result.detach() for name, result in results.items()} | {
+        f"d{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)
+    }
+
+
+def check(mixer: nn.Module, batch: int, length: int, rows: int | None = None, **options: Any) -> None:
+    dtype = next(mixer.parameters()).dtype
+    generator = torch.Generator().manual_seed(2)
+    u = torch.randn(batch, length, mixer.d_model, generator=generator).to(DEVICE, dtype)
+    state = mixer.init_state(rows or batch).map(
+        lambda tensor: torch.randn(tensor.shape, generator=generator).to(tensor)
+    )
+    uz = mixer.project_in(u)
+    assert layer_refuses(uz, mixer.d_state, mixer.tail_length + 1) is None
+    got = outcome(mixer, u, state, **options)
+    want = outcome(copy.deepcopy(mixer).double(), u.double(), state.map(Tensor.double), **options)
+    for name, truth in want.items():
+        if truth.numel() == 0:
+            continue
+        kind = "gradient" if name.startswith("d") else "forward"
+        assert relative_rms(got[name], truth) <= TOLERANCE[dtype, kind], name
+
+
+@runs_kernels
+@pytest.mark.parametrize("name", ["naju", "coupled"])
+def test_outputs_states_and_every_gradient(name, processors):
+    check(draw(name, torch.float32, 6, d_state=5), 2, 37)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    "options", [{"d_conv": 1}, {"d_conv": 2}, {"gate_rank": 2}, {"gate_reparam": True}, {"expand": 1.5, "alpha": 0.7}]
+)
+def test_every_option(options):
+    check(draw("naju", torch.float32, 6, d_state=3, **options), 2, 20)
+
+
+@runs_kernels
+@pytest.mark.parametrize("length", [1, 2, 16, 33])
+def test_lengths_about_the_tail_and_the_chunk(length):
+    check(draw("naju", torch.float32, 4, d_state=3), 3, length)
+
+
+@runs_kernels
+def test_packed_sequences(processors):
+    check(draw("naju", torch.float32, 5, d_state=3), 1, 60, rows=6, cu_seqlens=PACKED)
+
+
+@runs_kernels
+def test_padding_anywhere():
+    mask = torch.ones(4, 20, dtype=torch.bool, device=DEVICE)
+    mask[0, 13:] = mask[1, :5] = mask[2, 4:9] = mask[3, :] = False
+    check(draw("naju", torch.float32, 5, d_state=3), 4, 20, attention_mask=mask)
+
+
+@runs_kernels
+def test_half_precision():
+    check(draw("naju", torch.float16, 8, d_state=8), 2, 40)
+    if DEVICE == "cuda":  # the interpreter cuts digits off where a GPU rounds them
+        check(draw("naju", torch.bfloat16, 48, d_state=64), 3, 700)
+
+
+@runs_kernels
+def test_what_is_not_differentiated_keeps_nothing(monkeypatch):
+    monkeypatch.setattr(launch, "kept_states", lambda *arguments: pytest.fail("states were kept"))
+    with torch.no_grad():
+        draw("naju", torch.float32, 4, d_state=3)(torch.randn(1, 9, 4, device=DEVICE))
+
+
+@runs_kernels
+def test_the_operator_keeps_torchs_contract(monkeypatch):
+    arguments: list[Any] = []
+    monkeypatch.setattr("naju.mixers.naju.layer", lambda *given: arguments.extend(given))
+    mixer = draw("naju", torch.float32, 4, d_state=3)
+    mixer._fused(mixer.project_in(torch.randn(1, 9, 4, device=DEVICE)), mixer.init_state(1), Layout(1))
+    leaves = (a.detach().requires_grad_() if isinstance(a, Tensor) else a for a in arguments)
+    torch.library.opcheck(torch.ops.naju.triton_layer.default, tuple(leaves))
+
+
+@runs_kernels
+def test_an_adapter_in_place_of_a_projection_is_not_passed_over():
+    mixer = draw("naju", torch.float32, 4, d_state=3)
+    u = torch.randn(1, 9, 4, device=DEVICE)
+    before, _ = mixer(u)
+    mixer.project_BC = Doubled(mixer.project_BC)
+    assert relative_rms(mixer(u)[0].detach(), before.detach()) > 0.01
+
+
+class Doubled(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, u: Tensor) -> Tensor:
+        return 2 * self.inner(u)

@@ -1,0 +1,287 @@
+"""The step kernel against the mixer's own step in float64: in the interpreter, and compiled for every architecture."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from memories import unsettle
+from naju import LanguageModel, ModelConfig, NajuMixer
+from naju.mixers import build_mixer
+from naju.models.graphs import step_between
+from naju.scan.triton_sequential import INTERPRETED
+from naju.scan.triton_step import BLOCKS, LARGEST_BLOCK, block_for, compiled_for, step_refuses
+from numerics import TOLERANCE, relative_rms
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_under_the_interpreter runs it")
+not_interpreted = pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter is on")
+
+
+@needs_triton
+@not_interpreted
+def test_under_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """torch.empty gives NaN, so that an output which the kernel forgets to write is seen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def draw(name: str, batch: int, dtype: torch.dtype = torch.float32, **options: Any) -> tuple[NajuMixer, Tensor, Any]:
+    """A mixer without a parameter at its initial value, an input, and a state that no token has made."""
+    mixer = build_mixer(name, 12, **options)
+    unsettle(mixer)
+    mixer.to(dtype)
+    assert isinstance(mixer, NajuMixer)
+    return mixer, torch.randn(batch, 12).to(dtype), mixer.init_state(batch).map(torch.randn_like)
+
+
+def assert_step_agrees(mixer: NajuMixer, u: Tensor, state: Any, dtype: torch.dtype) -> None:
+    with torch.no_grad():
+        inputs = mixer._step_inputs(mixer.project_in(u), state)
+        assert inputs is not None
+        assert step_refuses(inputs) is None
+        out, after = mixer.step(u, state)
+        want, want_after = copy.deepcopy(mixer).double().step(u.double(), state.map(Tensor.double))
+    got, wanted = {"out": out, **after.tensors()}, {"out": want, **want_after.tensors()}
+    for name, tensor in wanted.items():
+        assert got[name].shape == tensor.shape
+        assert got[name].dtype == (torch.float32 if name == "x" else dtype)
+        assert not tensor.numel() or relative_rms(got[name], tensor) <= TOLERANCE[dtype, "forward"], name
+
+
+SIZES = [(1, 2, 1, 1), (3, 1, 5, 4), (17, 2, 17, 3), (1, 4, 70, 4), (2, 1.5, 130, 2), (66, 3, 64, 4), (5, 1, 256, 4)]
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["naju", "coupled"])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+def test_interpreted_at_awkward_sizes(name: str, size: tuple[int, float, int, int]) -> None:
+    batch, expand, d_state, d_conv = size
+    mixer, u, state = draw(name, batch, expand=expand, d_state=d_state, d_conv=d_conv, alpha=0.3)
+    assert_step_agrees(mixer, u, state, torch.float32)
+
+
+@interpreted
+@pytest.mark.parametrize("batch", [1, 4])
+def test_interpreted_in_several_tiles_of_channels(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow(*arguments: Any) -> dict[str, Any]:
+        return compiled_for(*arguments) | {"BLOCK_K": 16}
+
+    monkeypatch.setattr("naju.scan.triton_step.compiled_for", narrow)
+    assert_step_agrees(*draw("naju", batch, expand=5, d_state=70), torch.float32)
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["naju", "coupled"])
+def test_interpreted_with_scaled_gates(name: str) -> None:
+    assert_step_agrees(*draw(name, 3, d_state=5, gate_reparam=True), torch.float32)
+
+
+@interpreted
+@pytest.mark.parametrize("batch", [1, 3])
+def test_interpreted_in_float16(batch: int) -> None:
+    assert_step_agrees(*draw("naju", batch, torch.float16, d_state=5), torch.float16)
+
+
+@interpreted
+@pytest.mark.parametrize("batch", [1, 3])
+def test_interpreted_under_autocast(batch: int) -> None:
+    """Weights stay float32 in memory; products see them in half precision, and the memory is not rounded."""
+    mixer, u, state = draw("naju", batch, d_state=5)
+    with torch.autocast("cpu", torch.float16):
+        assert_step_agrees(mixer, u, state, torch.float16)
+
+
+@interpreted
+@pytest.mark.parametrize("batch", [1, 18])
+def test_interpreted_saturated_gates_hold_the_memory_bit_for_bit(batch: int) -> None:
+    mixer, u, state = draw("naju", batch, d_state=5, f_bias=math.inf, i_bias=-math.inf)
+    with torch.no_grad():
+        assert torch.equal(mixer.step(u, state)[1].x, state.x)
+
+
+@interpreted
+def test_interpreted_a_poisoned_neighbour_changes_nothing() -> None:
+    mixer, u, state = draw("naju", 18, d_state=5)
+    with torch.no_grad():
+        want, want_after = mixer.step(u, state)
+        for tensor in (u, *state.tensors().values()):
+            tensor[[3, 17]] = math.nan
+        got, after = mixer.step(u, state)
+    clean = [row for row in range(18) if row not in (3, 17)]
+    assert torch.equal(got[clean], want[clean])
+    assert got[[3, 17]].isnan().all()
+    assert all(
+        torch.equal(after[clean].tensors()[name], tensor) for name, tensor in want_after[clean].tensors().items()
+    )
+
+
+@interpreted
+def test_interpreted_streaming_is_one_forward() -> None:
+    """Tails that a forward hands over, views of longer tensors, are read as they are meant."""
+    mixer, _, state = draw("naju", 3, d_state=5, backend="chunked")
+    u = torch.randn(3, 9, 12)
+    with torch.no_grad():
+        want, want_after = mixer(u, state)
+        _, state = mixer(u[:, :4], state)
+        for t in range(4, 9):
+            out, state = mixer.step(u[:, t], state)
+            assert relative_rms(out, want[:, t]) <= TOLERANCE[torch.float32, "law"]
+    for name, tensor in want_after.tensors().items():
+        assert relative_rms(state.tensors()[name], tensor) <= TOLERANCE[torch.float32, "law"]
+
+
+@interpreted
+def test_interpreted_a_graph_spares_the_copy_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {name: {"d_state": d_state, "backend": "chunked"} for name, d_state in (("naju", 5), ("coupled", 3))}
+    model = LanguageModel(ModelConfig(vocab_size=7, d_model=8, n_layers=2, mixer=list(options), mixer_options=options))
+    token = torch.tensor([1, 4])
+    with torch.no_grad():
+        before = model(torch.tensor([[1, 2], [3, 4]]))[1]
+        want, want_after = model.step(token, before)
+        after = want_after.map(torch.zeros_like)
+        monkeypatch.setattr(torch, "_foreach_copy_", None)
+        assert torch.equal(step_between(model.step, token, before, after), want)
+    assert all(torch.equal(after.tensors()[name], tensor) for name, tensor in want_after.tensors().items())
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["naju", "coupled"])
+def test_interpreted_as_a_torch_operator(name: str) -> None:
+    mixer, u, state = draw(name, 2, d_state=3)
+    torch.use_deterministic_algorithms(False)  # the schema test compares empty tensors with themselves
+    with torch.no_grad():
+        inputs = mixer._step_inputs(mixer.project_in(u), state)
+        assert inputs is not None
+        utilities = ("test_schema", "test_faketensor")
+        torch.library.opcheck(torch.ops.naju.triton_step.default, tuple(inputs), test_utils=utilities)
+
+
+@interpreted
+def test_interpreted_a_compiled_step_is_one_graph() -> None:
+    mixer, u, state = draw("naju", 2, d_state=3)
+    with torch.no_grad():
+        want, want_after = mixer.step(u, state)
+        got, after = torch.compile(mixer.step, fullgraph=True, backend="aot_eager")(u, state)
+    torch.compiler.reset()
+    assert torch.equal(got, want)
+    assert all(torch.equal(after.tensors()[name], tensor) for name, tensor in want_after.tensors().items())
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("d_state", "dtype", "reason"),
+    [
+        (256, torch.float32, None),
+        (257, torch.float32, "d_state is 257 and it goes up to 256"),
+        (4, torch.float64, "uz is float64 and it computes in float32"),
+    ],
+)
+def test_interpreted_what_it_refuses(d_state: int, dtype: torch.dtype, reason: str | None) -> None:
+    mixer, u, state = draw("naju", 1, dtype, d_state=d_state)
+    inputs = mixer._step_inputs(mixer.project_in(u), state)
+    assert inputs is not None
+    assert step_refuses(inputs) == (reason or "a gradient is asked for and it has no backward")
+    with torch.no_grad():
+        assert step_refuses(inputs) == reason
+        mixer.step(u, state)
+
+
+class Doubled(nn.Linear):
+    def forward(self, h: Tensor) -> Tensor:
+        return 2 * super().forward(h)
+
+
+@interpreted
+def test_interpreted_only_plain_projections_are_bypassed() -> None:
+    for mixer, u, state in (draw("naju", 1, gate_rank=3), draw("coupled", 1, gate_rank=24)):
+        assert mixer._step_inputs(mixer.project_in(u), state) is None
+    mixer, u, state = draw("naju", 1)
+    mixer.project_BC.__class__ = Doubled
+    assert mixer._step_inputs(mixer.project_in(u), state) is None
+
+
+@interpreted
+def test_interpreted_a_step_that_is_differentiated_has_its_gradient() -> None:
+    mixer, u, state = draw("naju", 2)
+    (gradient,) = torch.autograd.grad(mixer.step(u.requires_grad_(), state)[0].sum(), u)
+    assert gradient.abs().min() > 0
+
+
+ARCHITECTURES = (80, 89, 90, 100, 120)
+# d_inner, d_state, d_conv, precision of the activations and of the weights, whether there is one gate
+PLAIN = (520, 64, 4, "*bf16", "*bf16", False)
+OTHERS = [
+    (96, 128, 2, "*fp32", "*fp32", True),
+    (16, 1, 1, "*fp16", "*fp16", False),
+    (1024, 64, 4, "*bf16", "*fp32", False),
+]
+ACTIVATIONS = ("uz", "y", "u_tail", "h_tail", "u_tail_out", "h_tail_out")
+
+
+def compile_step(architecture: int, batch: int, case: tuple[int, int, int, str, str, bool]) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from naju.scan.triton_step.kernels import step_kernel
+
+    d_inner, d_state, d_conv, activation, weight, coupled = case
+    settings = compiled_for(block_for(batch, d_state), d_inner, d_state, d_conv, 4 if weight == "*fp32" else 2)
+    options = {name: settings.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
+    if coupled:
+        settings |= dict.fromkeys(("W_f", "f_taps", "f_bias"))
+    types = dict.fromkeys(ACTIVATIONS, activation) | dict.fromkeys(("x", "x_out"), "*fp32")
+    types |= dict.fromkeys(settings, "constexpr")
+    signature = {p.name: types.get(p.name) or p.annotation_type or weight for p in step_kernel.params}
+    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind[0] == "*"}
+    source = ASTSource(fn=step_kernel, signature=signature, constexprs=settings, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+@needs_triton
+@not_interpreted
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("batch", [*BLOCKS, 1024])
+def test_every_block_compiles_for_every_architecture(batch: int, architecture: int) -> None:
+    for case in [PLAIN, *(OTHERS if architecture == 90 else [])]:
+        made = compile_step(architecture, batch, case)
+        assert made.asm["cubin"]
+        assert made.metadata.shared <= 99 * 1024, case
+
+
+@needs_triton
+@not_interpreted
+def test_the_batch_is_not_compiled_in() -> None:
+    from naju.scan.triton_step.kernels import step_kernel
+
+    numbers = [parameter for parameter in step_kernel.params if parameter.annotation_type == "i64"]
+    assert [parameter.name for parameter in numbers] == ["batch", "uz_batch"]
+    assert all(parameter.do_not_specialize for parameter in numbers)
+    assert {block_for(batch, 64) for batch in range(1, 2000)} == {*BLOCKS.values(), LARGEST_BLOCK}
+
+
+@not_interpreted
+def test_a_cpu_takes_the_torch_step() -> None:
+    mixer, u, state = draw("naju", 2)
+    assert mixer._step_inputs(mixer.project_in(u), state) is None
