@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
 import math
 from typing import Any
 
@@ -22,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BATCHES = (1, 3, 64)
-SIZES = list(itertools.product((16, 96, 520), (1, 16, 64, 128), (1, 4)))  # d_inner, d_state, d_conv
+SIZES = [(16, 1, 1), (96, 16, 4), (520, 64, 4), (96, 128, 1), (520, 128, 4)]  # d_inner, d_state, d_conv: each compiles
 
 
 @pytest.fixture(autouse=True)

@@ -233,12 +233,12 @@ def kernels_of(d_state, dtype):
         "WIDTH": 4,
     }
     common |= dict.fromkeys(["HAS_GATE", "HAS_D", "HAS_Z", "KEEP", "PACKED", "HELD"], True) | {"REVERSE": False}
-    yield gates.gates, config.alone, config.chunk, common
-    yield gates.convolve_silu, config.alone, config.chunk, common
-    yield gates.convolved_gates, config.alone, config.chunk, common
-    yield gates.convolved_gates_backward, config.alone, config.chunk, common
-    yield gates.silu_backward, config.alone, config.chunk, common
-    yield gates.convolve_backward, config.alone, config.chunk, common
+    yield gates.gates, config.convolution, config.chunk, common
+    yield gates.convolve_silu, config.convolution, config.chunk, common
+    yield gates.convolved_gates, config.gates, config.chunk, common
+    yield gates.convolved_gates_backward, config.gates_backward, config.chunk, common
+    yield gates.silu_backward, config.convolution, config.chunk, common
+    yield gates.convolve_backward, config.convolution, config.chunk, common
     yield forward.states, config.states, config.chunk, common | {"ADJOINT": False}
     yield forward.states, config.states, config.chunk, common | {"ADJOINT": True}
     yield forward.outputs, config.outputs, config.block, common

@@ -27,6 +27,8 @@ PACKED = torch.tensor([0, 0, 7, 40, 41, 41, 60], device=DEVICE)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning"),
+    # torch's own, where the first thing that its backward thread does is a product
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
 ]
 runs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="test_under_the_interpreter runs it")
@@ -52,22 +54,24 @@ def draw(name: str, dtype: torch.dtype, d_model: int, **options: Any) -> nn.Modu
     return mixer.to(DEVICE, dtype)
 
 
-def outcome(mixer: nn.Module, u: Tensor, state: NajuState, **options: Any) -> dict[str, Tensor]:
-    """Output, next state, and the gradient of every parameter, of u and of the state."""
+def outcome(mixer: nn.Module, u: Tensor, state: NajuState | None, **options: Any) -> dict[str, Tensor]:
+    """Output, next state, and the gradient of every parameter, of u and of the state where there is one."""
     u = u.clone().requires_grad_()
-    state = state.map(lambda tensor: tensor.clone().requires_grad_())
+    state = state and state.map(lambda tensor: tensor.clone().requires_grad_())
     out, after = mixer(u, state, **options)
     generator = torch.Generator().manual_seed(1)
     results = {"out": out, "x": after.x, "u_tail": after.u_tail, "h_tail": after.h_tail}
     cotangents = [torch.randn(r.shape, generator=generator).to(r) for r in results.values()]
-    leaves = {"u": u, "x": state.x, "u_tail": state.u_tail, "h_tail": state.h_tail} | dict(mixer.named_parameters())
+    leaves = {"u": u, **(state.tensors() if state else {}), **dict(mixer.named_parameters())}
     gradients = torch.autograd.grad(tuple(results.values()), tuple(leaves.values()), cotangents)
     return {name: result.detach() for name, result in results.items()} | {
         f"d{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)
     }
 
 
-def check(mixer: nn.Module, batch: int, length: int, rows: int | None = None, **options: Any) -> None:
+def check(
+    mixer: nn.Module, batch: int, length: int, rows: int | None = None, begins: bool = False, **options: Any
+) -> None:
     dtype = next(mixer.parameters()).dtype
     generator = torch.Generator().manual_seed(2)
     u = torch.randn(batch, length, mixer.d_model, generator=generator).to(DEVICE, dtype)
@@ -76,8 +80,9 @@ def check(mixer: nn.Module, batch: int, length: int, rows: int | None = None, **
     )
     uz = mixer.project_in(u)
     assert layer_refuses(uz, mixer.d_state, mixer.tail_length + 1) is None
-    got = outcome(mixer, u, state, **options)
-    want = outcome(copy.deepcopy(mixer).double(), u.double(), state.map(Tensor.double), **options)
+    given = None if begins else state
+    got = outcome(mixer, u, given, **options)
+    want = outcome(copy.deepcopy(mixer).double(), u.double(), given and given.map(Tensor.double), **options)
     for name, truth in want.items():
         if truth.numel() == 0:
             continue
@@ -106,6 +111,12 @@ def test_lengths_about_the_tail_and_the_chunk(length):
 
 
 @runs_kernels
+@pytest.mark.parametrize("length", [2, 3, 16, 33])
+def test_a_sequence_that_begins(length, processors):
+    check(draw("naju", torch.float32, 4, d_state=3), 3, length, begins=True)
+
+
+@runs_kernels
 def test_packed_sequences(processors):
     check(draw("naju", torch.float32, 5, d_state=3), 1, 60, rows=6, cu_seqlens=PACKED)
 
@@ -127,8 +138,12 @@ def test_half_precision():
 @runs_kernels
 def test_what_is_not_differentiated_keeps_nothing(monkeypatch):
     monkeypatch.setattr(launch, "kept_states", lambda *arguments: pytest.fail("states were kept"))
+    mixer, u = draw("naju", torch.float32, 4, d_state=3), torch.randn(2, 40, 4, device=DEVICE)
     with torch.no_grad():
-        draw("naju", torch.float32, 4, d_state=3)(torch.randn(1, 9, 4, device=DEVICE))
+        got, after = mixer(u)
+        want, want_after = copy.deepcopy(mixer).double()(u.double())
+    assert relative_rms(got, want) <= TOLERANCE[torch.float32, "forward"]
+    assert relative_rms(after.x, want_after.x) <= TOLERANCE[torch.float32, "forward"]
 
 
 @runs_kernels

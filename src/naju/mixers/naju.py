@@ -115,24 +115,38 @@ class NajuMixer(Mixer):
     ) -> tuple[Tensor, NajuState]:
         self.check_input(u, 3)
         layout = layout_of(u, attention_mask, cu_seqlens)
-        state = self._fitting(state, layout.rows)
         uz = self.project_in(layout.arrange(u))  # (b, l, 2d)
-        if self._is_fused(uz):
-            y, x, h = self._fused(uz, state, layout)
+        fused = self._is_fused(uz)
+        begins = state is None and fused and type(layout) is Layout and uz.shape[1] >= self.tail_length
+        before = None if begins else self._fitting(state, layout.rows)
+        if before is None or fused:
+            y, x, h = self._fused(uz, before, layout)
         else:
-            *drive, z = arguments = self._drive(uz, state, layout)
-            y, x = naju_scan(
-                *drive,
-                z=z,
-                D=self.D,
-                alpha=self.alpha,
-                initial_state=state.x,
-                cu_seqlens=cu_seqlens,
-                backend=self.backend,
-            )
-            h = arguments.h
-        tails = layout.last(uz[..., : self.d_inner], state.u_tail), layout.last(h, state.h_tail)
-        return layout.restore(self.project_out(y)), NajuState(x, *tails)
+            y, x, h = self._unfused(uz, before, layout)
+        return layout.restore(self.project_out(y)), NajuState(
+            x, *self._tails(uz[..., : self.d_inner], h, before, layout)
+        )
+
+    def _tails(self, u_tilde: Tensor, h: Tensor, before: NajuState | None, layout: Layout) -> tuple[Tensor, ...]:
+        """What the next stretch's convolutions have to see of this one, and of the one before it if this is short."""
+        if before is None:
+            own = u_tilde.shape[1] - self.tail_length
+            return torch.stack([u_tilde[:, own:], h[:, own:]]).unbind()
+        return layout.last(u_tilde, before.u_tail), layout.last(h, before.h_tail)
+
+    def _unfused(self, uz: Tensor, before: NajuState, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """y, the state after it, and h: what the one operator computes, for every device, precision and derivative."""
+        *drive, z = arguments = self._drive(uz, before, layout)
+        y, x = naju_scan(
+            *drive,
+            z=z,
+            D=self.D,
+            alpha=self.alpha,
+            initial_state=before.x,
+            cu_seqlens=layout.cu_seqlens,
+            backend=self.backend,
+        )
+        return y, x, arguments.h
 
     def _is_fused(self, uz: Tensor) -> bool:
         """Whether one operator can do all that lies between the outer projections."""
@@ -144,21 +158,21 @@ class NajuMixer(Mixer):
         inner = [self.project_BC, *(part for gate in self.gates() for part in (gate.weight, gate.reduce))]
         return all(type(module) in (nn.Linear, nn.Identity) for module in inner)
 
-    def _fused(self, uz: Tensor, state: NajuState, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-        """y, the state after it, and h."""
+    def _fused(self, uz: Tensor, before: NajuState | None, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """y, the state after it, and h; without a state before, every row is a sequence that begins."""
         gates = self.gates()
         matrices = self.forget_and_write([gate.matrix() for gate in gates])
         return layer(
             uz,
-            state.u_tail,
-            state.h_tail,
+            None if before is None else before.u_tail,
+            None if before is None else before.h_tail,
             self.conv.weight,
             self.conv.bias,
             torch.cat([*matrices, self.project_BC.weight]).to(uz.dtype),
             *self.forget_and_write([gate.scaled(gate.conv.weight) for gate in gates]),
             *self.forget_and_write([gate.scaled(gate.bias) for gate in gates]),
             self.D,
-            state.x,
+            None if before is None else before.x,
             layout.cu_seqlens,
             layout.lengths,
             self.alpha,
@@ -231,9 +245,9 @@ class NajuMixer(Mixer):
 
     def init_state(self, batch: int) -> NajuState:
         weight = self.project_in.weight
-        tail = weight.new_zeros(batch, self.tail_length, self.d_inner)
+        tails = weight.new_zeros(2, batch, self.tail_length, self.d_inner)
         dtype = state_dtype(weight.dtype)
-        return NajuState(weight.new_zeros(batch, self.d_inner, self.d_state, dtype=dtype), tail, tail.clone())
+        return NajuState(weight.new_zeros(batch, self.d_inner, self.d_state, dtype=dtype), *tails.unbind())
 
     @property
     def state_size(self) -> int:

@@ -6,6 +6,7 @@ and forth between two buffers: one reads A and writes B, the other reads B and w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -44,10 +45,10 @@ class GraphedDecoder:
     def __init__(self, step: Step, token: Tensor, state: ModelState, capture: Capture) -> None:
         self._token = token.clone()
         after = step(token, state)[1]  # has the precisions that a step hands on
-        buffers = [after.clone(), after.clone()]
-        orders = (buffers, buffers[::-1])
+        self._buffers = [after.clone(), after.clone()]  # the graphs know their addresses only
+        orders = (self._buffers, self._buffers[::-1])
         self._replays = [capture(partial(step_between, step, self._token, *order)) for order in orders]
-        buffers[0].restore(state)
+        self._buffers[0].restore(state)
         self._turn = 0
 
     def __call__(self, token: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ class _StateInto(TorchDispatchMode):
 
 def capture_on_gpu(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """Run the function once, so that everything is compiled and allocated, then record it; returns the replay."""
-    side = torch.cuda.Stream()
+    side = _side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         function()
@@ -124,3 +125,9 @@ def capture_on_gpu(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return result
 
     return replay
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One for good: torch keeps a workspace for matrix products for every stream that ever made one."""
+    return torch.cuda.Stream(device)

@@ -26,9 +26,10 @@ def _run_forward(arguments: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, Ten
     with launch.on_device(h.device):
         log_f, log_i = launch.gates(f_logit, i_logit, h)
         drive = launch.Drive(h=h, log_f=log_f, log_i=log_i, B=B, C=C, D=D, z=z, alpha=alpha, reverse=reverse)
-        states = launch.kept_states(h, B, cu_seqlens, len(initial_state)) if keep else None
-        plan = launch.plan(h, B.shape[2], len(initial_state), cu_seqlens)
-        y, state = launch.forward(plan, drive, initial_state, states)
+        states = launch.kept_states(h, B.shape[2], cu_seqlens) if keep else None
+        plan = launch.plan(h, B.shape[2], cu_seqlens)
+        y = h.new_empty(h.shape)
+        state = launch.forward(plan, drive, initial_state, states, y)
     return y, state, [] if states is None else [log_f, log_i, states]
 
 
@@ -86,18 +87,19 @@ def _backward(
     drive = launch.Drive(h=h, log_f=log_f, log_i=log_i, B=B, C=C, D=D, z=z, alpha=alpha, reverse=reverse)
     dh, df, di, dB, dC = (tensor.new_empty(tensor.shape) for tensor in (h, f_logit, i_logit, B, C))
     dz = None if z is None else z.new_empty(z.shape)
+    dinitial = initial_state.new_empty(initial_state.shape)
     gradients = launch.DriveGradients(h=dh, f_logit=df, i_logit=di, B=dB, C=dC, z=dz)
     with launch.on_device(h.device):
-        plan = launch.plan(h, B.shape[2], len(initial_state), cu_seqlens, backward=True)
-        dD, dinitial = launch.backward(plan, drive, initial_state, states, dy, dstate, gradients)
+        plan = launch.plan(h, B.shape[2], cu_seqlens, backward=True)
+        dD = launch.backward(plan, drive, states, dy, dstate, gradients, dinitial)
     dD = h.new_empty(0) if D is None else dD.to(D.dtype)
     return dh, df, di, dB, dC, dD, h.new_empty(0) if dz is None else dz, dinitial
 
 
 def _kept(h: Tensor, f_logit: Tensor, i_logit: Tensor, B: Tensor, *rest: Any) -> list[Tensor]:
-    initial_state, cu_seqlens = rest[3:5]
+    cu_seqlens = rest[4]
     logs = [h.new_empty(h.shape, dtype=launch.gate_dtype(h.dtype)) for _ in range(2)]
-    return [*logs, launch.kept_states(h, B, cu_seqlens, initial_state.shape[0])]
+    return [*logs, launch.kept_states(h, B.shape[2], cu_seqlens)]
 
 
 # Two operators: only a scan that will be differentiated pays for the states that the backward starts from.

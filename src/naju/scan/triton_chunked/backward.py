@@ -196,7 +196,9 @@ def channel_gradients(
     columns = tl.arange(0, BN)
     state_mask = (channels < d_inner)[:, None] & (columns < d_state)[None, :]
     in_state = channels[:, None] * d_state + columns[None, :]
-    adjoint = tl.load(leaving + index.to(tl.int64) * size + in_state, mask=state_mask, other=0.0)
+    adjoint = tl.zeros((BD, BN), dtype=tl.float32)
+    if leaving is not None:
+        adjoint = tl.load(leaving + index.to(tl.int64) * size + in_state, mask=state_mask, other=0.0)
     if HAS_D:
         skip = tl.load(D + channels, mask=channels < d_inner, other=0.0).to(tl.float32)[:, None]
         dskip = tl.zeros((BD, BLOCK), dtype=tl.float32)
@@ -266,7 +268,7 @@ def channel_gradients(
             store(dz, dz_stride, rows[None, :], channels[:, None], dopen, mask)
     if HAS_D:
         tl.store(dD + index.to(tl.int64) * d_inner + channels, tl.sum(dskip, axis=1), mask=channels < d_inner)
-    if place == 0:
+    if dinitial is not None and place == 0:
         tl.store(dinitial + sequence.to(tl.int64) * size + in_state, adjoint, mask=state_mask)
 
 

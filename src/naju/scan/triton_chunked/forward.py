@@ -119,7 +119,7 @@ def carry(
     ADJOINT: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """The state that enters each segment; adjoint: the gradient of the state that leaves it."""
+    """The state that enters each segment; adjoint: the gradient of that which leaves it. From 0 without `initial`."""
     size = d_inner * d_state
     sequence, element = split_program(size, BLOCK)
     mask = element < size
@@ -129,7 +129,9 @@ def carry(
     else:
         first = sequence * segments
         count = segments
-    state = tl.load(initial + sequence.to(tl.int64) * size + element, mask=mask, other=0.0)
+    state = tl.zeros((BLOCK,), dtype=tl.float32)
+    if initial is not None:
+        state = tl.load(initial + sequence.to(tl.int64) * size + element, mask=mask, other=0.0)
     for step in range(count):
         index = (first + (count - 1 - step if ADJOINT else step)).to(tl.int64)
         tl.store(entering + index * size + element, state, mask=mask)
@@ -155,6 +157,7 @@ def outputs(
     D,
     entering,
     y,
+    y_stride,
     final,
     kept,
     boundaries,
@@ -196,7 +199,9 @@ def outputs(
     columns = tl.arange(0, BN)
     state_mask = (channels < d_inner)[:, None] & (columns < d_state)[None, :]
     in_state = channels[:, None] * d_state + columns[None, :]
-    state = tl.load(entering + index.to(tl.int64) * size + in_state, mask=state_mask, other=0.0)
+    state = tl.zeros((BD, BN), dtype=tl.float32)
+    if entering is not None:
+        state = tl.load(entering + index.to(tl.int64) * size + in_state, mask=state_mask, other=0.0)
     if HAS_D:
         skip = tl.load(D + channels, mask=channels < d_inner, other=0.0).to(tl.float32)[:, None]
     for block in range(tl.cdiv(tokens, BLOCK)):
@@ -224,6 +229,6 @@ def outputs(
             out += skip * drive
         if HAS_Z:
             out *= z_tile * sigmoid(z_tile, PRECISION)
-        store(y, d_inner, rows[None, :], channels[:, None], out, mask)
+        store(y, y_stride, rows[None, :], channels[:, None], out, mask)
     if remaining <= segment:
         tl.store(final + sequence.to(tl.int64) * size + in_state, state, mask=state_mask)

@@ -1,7 +1,8 @@
 """Kernels around the scan that treat every channel alone: the gates' logarithms, and the layer's short convolutions.
 
 A convolution's tile is (t, d): a token's row of channels lies in one piece of memory, and a delayed tile is the same
-loads some rows earlier, which the cache still holds. Rows before a sequence's first are its tail, (rows, width - 1, d).
+loads some rows earlier, which the cache still holds. Rows before a sequence's first are its tail, (rows, width - 1, d),
+or zeros where there is none.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -53,7 +54,7 @@ def delayed(u, u_stride, tail, start, tokens, place, t, channels, d_inner, DELAY
     known = (channels < d_inner)[None, :]
     inside = ((before >= 0) & (before < tokens))[:, None] & known
     tile = load(u, u_stride, (start + before)[:, None], channels[None, :], inside).to(tl.float32)
-    if DELAY > 0:  # noqa: SIM102 (a constant and a value of the device)
+    if DELAY > 0 and tail is not None:  # noqa: SIM102 (a constant and a value of the device)
         if place == 0:
             row = before + WIDTH - 1
             tile += load(tail, d_inner, row[:, None], channels[None, :], (before < 0)[:, None] & known).to(tl.float32)
@@ -84,7 +85,10 @@ def convolved(u, u_stride, tail, weight, bias, start, tokens, place, t, channels
 
 @triton.jit
 def tail_of(tail, sequence, d_inner, WIDTH: tl.constexpr):
-    return tail + sequence.to(tl.int64) * (WIDTH - 1) * d_inner
+    """A sequence's tail, or None where none has any."""
+    if tail is not None:
+        tail += sequence.to(tl.int64) * (WIDTH - 1) * d_inner
+    return tail
 
 
 @triton.jit(do_not_specialize=LENGTH_ARGUMENTS)
@@ -259,7 +263,7 @@ def convolved_gates_backward(
         past = delayed(h, d_inner, tail, start, tokens, place, t, channels, d_inner, delay, WIDTH)
         store_sum(partial, row + 1 + delay, df_here * past, channels, d_inner)
         store_sum(partial, row + 2 + WIDTH + delay, di_here * past, channels, d_inner)
-    if WIDTH > 1:  # noqa: SIM102 (a constant and a value of the device)
+    if dtail is not None:  # noqa: SIM102 (a constant and a value of the device)
         if place == 0:
             before = t - BLOCK
             tile = pulled_by_gates(df, di, d_stride, f_taps, i_taps, start, tokens, before, channels, d_inner, WIDTH)
@@ -350,7 +354,7 @@ def convolve_backward(
     mask = (t < tokens)[:, None] & (channels < d_inner)[None, :]
     tile = pulled(dtotal, weight, start, tokens, t, channels, d_inner, WIDTH)
     store(du, du_stride, (start + t)[:, None], channels[None, :], tile, mask)
-    if WIDTH > 1:  # noqa: SIM102 (a constant and a value of the device)
+    if dtail is not None:  # noqa: SIM102 (a constant and a value of the device)
         if place == 0:
             before = t - BLOCK
             tile = pulled(dtotal, weight, start, tokens, before, channels, d_inner, WIDTH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +42,9 @@ class Config:
     outputs: Tile
     channels: Tile
     keys: Tile
-    alone: Tile = Tile(channels=64, warps=2)  # the kernels that treat every channel alone
+    convolution: Tile = Tile(channels=64, warps=2)
+    gates: Tile = Tile(channels=32, warps=2)
+    gates_backward: Tile = Tile(channels=32, warps=1)
 
 
 def precision_of(dtype: torch.dtype) -> str:
@@ -57,6 +60,7 @@ def padded_state(d_state: int) -> int:
     return max(16, 1 << (d_state - 1).bit_length())
 
 
+@functools.cache
 def configuration(d_state: int, dtype: torch.dtype) -> Config:
     """A fixed table over d_state and the precision of h. All of it fits the 99 KiB that the smaller chips have."""
     precision, width = precision_of(dtype), padded_state(d_state)
@@ -68,9 +72,9 @@ def configuration(d_state: int, dtype: torch.dtype) -> Config:
             block=16,
             leaf=16,
             states=Tile(channels=64, stages=2),
-            outputs=Tile(channels=64, stages=2, registers=168) if width <= 64 else wide,
-            channels=Tile(channels=64 if width <= 128 else 32, stages=2 if width <= 64 else 1, programs=4),
-            keys=Tile(channels=64, warps=4 if width <= 64 else 8, stages=2 if width <= 64 else 1),
+            outputs=Tile(channels=64, stages=2, registers=128, programs=4) if width <= 64 else wide,
+            channels=Tile(channels=64 if width <= 128 else 32, stages=3 if width <= 64 else 1, programs=4),
+            keys=Tile(channels=32, warps=2, stages=2) if width <= 64 else Tile(channels=64, warps=8),
         )
     tile = Tile(channels=32 if width <= 64 else 16)
     wide = tile if width <= 64 else Tile(channels=32, warps=8)
@@ -163,6 +167,7 @@ def _owners(firsts: Tensor, pieces: int) -> Tensor:
     return torch.searchsorted(firsts[1:], torch.arange(pieces, device=firsts.device), right=True)
 
 
+@functools.cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
@@ -182,21 +187,22 @@ def rows_of(tensor: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
     """(b, l, ·) as rows of contiguous channels and the step from row to row; an absent tensor is never read."""
     if tensor is None:
         return like, 0
-    rows = tensor.flatten(0, 1)
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    return rows, rows.stride(0)
+    batch, row, channel = tensor.stride()
+    if channel != 1 or (batch != tensor.shape[1] * row and tensor.shape[0] > 1):
+        tensor = tensor.contiguous()
+    return tensor, tensor.stride(1)
 
 
 def _levels(block: int) -> int:
     return block.bit_length() - 1
 
 
-def kept_states(h: Tensor, B: Tensor, cu_seqlens: Tensor | None, sequences: int) -> Tensor:
+def kept_states(h: Tensor, d_state: int, cu_seqlens: Tensor | None) -> Tensor:
     """Room for the state before every chunk."""
     batch, length, d_inner = h.shape
     chunk = chunk_length(h.dtype)
-    chunks = batch * -(-length // chunk) if cu_seqlens is None else length // chunk + sequences
-    return h.new_empty(chunks, d_inner, B.shape[2], dtype=_kept_dtype(h.dtype))
+    chunks = batch * -(-length // chunk) if cu_seqlens is None else length // chunk + len(cu_seqlens) - 1
+    return h.new_empty(chunks, d_inner, d_state, dtype=_kept_dtype(h.dtype))
 
 
 def _kept_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -233,8 +239,9 @@ class Plan:
     d_state: int
 
 
-def plan(h: Tensor, d_state: int, sequences: int, cu_seqlens: Tensor | None, *, backward: bool = False) -> Plan:
+def plan(h: Tensor, d_state: int, cu_seqlens: Tensor | None, *, backward: bool = False) -> Plan:
     config = _config_for(h, d_state)
+    sequences = h.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
     pieces = cut(h, sequences, cu_seqlens, config.channels if backward else config.outputs, config.chunk)
     return Plan(config=config, pieces=pieces, d_inner=h.shape[2], d_state=d_state)
 
@@ -248,23 +255,27 @@ def gates(f_logit: Tensor, i_logit: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     rows, d_inner = h.shape[0] * h.shape[1], h.shape[2]
     launch(
         kernels.gates,
-        -(-rows // config.chunk) * -(-d_inner // config.alone.channels),
-        config.alone,
+        -(-rows // config.chunk) * -(-d_inner // config.convolution.channels),
+        config.convolution,
         *(part for tensor in (f_logit, i_logit) for part in rows_of(tensor, h)),
         log_f,
         log_i,
         rows_in_all=rows,
         d_inner=d_inner,
         BLOCK=config.chunk,
-        BD=config.alone.channels,
+        BD=config.convolution.channels,
         PRECISION=config.precision,
     )
     return log_f, log_i
 
 
 def _entering(
-    plan: Plan, driven: tuple[Tensor, Tensor, Tensor | None, Tensor], initial: Tensor, drive: Drive, adjoint: bool
-) -> Tensor:
+    plan: Plan,
+    driven: tuple[Tensor, Tensor, Tensor | None, Tensor],
+    initial: Tensor | None,
+    drive: Drive,
+    adjoint: bool,
+) -> Tensor | None:
     """The state that enters each segment, or (adjoint) the gradient of the one that leaves it.
 
     `driven`: log_f, what is written, its gate, and along which keys.
@@ -274,8 +285,8 @@ def _entering(
     pieces, tile = plan.pieces, plan.config.states
     if pieces.tables is None and pieces.segments == 1:
         return initial
-    ends = initial.new_empty(pieces.n_segments, plan.d_inner, plan.d_state)
-    decays = initial.new_empty(pieces.n_segments, plan.d_inner)
+    ends = drive.h.new_empty(pieces.n_segments, plan.d_inner, plan.d_state, dtype=torch.float32)
+    decays = ends.new_empty(pieces.n_segments, plan.d_inner)
     entering = torch.empty_like(ends)
     packed = pieces.tables is not None
     launch(
@@ -310,7 +321,7 @@ def _entering(
         decays,
         initial,
         entering,
-        pieces.segment_tables(initial)[2],
+        pieces.segment_tables(ends)[2],
         segments=pieces.segments,
         d_inner=plan.d_inner,
         d_state=plan.d_state,
@@ -347,25 +358,28 @@ def _sweep(plan: Plan, drive: Drive, tile: Tile) -> dict[str, Any]:
     }
 
 
-def forward(plan: Plan, drive: Drive, initial: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-    """y and the final state; fills `kept` where it is given."""
+def forward(plan: Plan, drive: Drive, initial: Tensor | None, kept: Tensor | None, y: Tensor) -> Tensor:
+    """Fills y, which may take the place of log_f, and `kept` where it is given; returns the final state.
+
+    Without `initial` every sequence starts from zero.
+    """
     from naju.scan.triton_chunked import forward as kernels
 
     h, tile = drive.h, plan.config.outputs
-    initial = initial.contiguous()
-    y, final = h.new_empty(h.shape), torch.empty_like(initial)
+    initial = None if initial is None else initial.contiguous()
+    final = h.new_empty(plan.pieces.sequences, plan.d_inner, plan.d_state, dtype=torch.float32)
     entering = _entering(plan, (drive.log_f, h, drive.log_i, drive.B), initial, drive, adjoint=False)
     launch(
         kernels.outputs,
         plan.pieces.n_segments * -(-plan.d_inner // tile.channels),
         tile,
         *_inputs(drive),
-        *(entering, y, final, h if kept is None else kept),
+        *(entering, *rows_of(y, h), final, h if kept is None else kept),
         *plan.pieces.segment_tables(h),
         KEEP=kept is not None,
         **_sweep(plan, drive, tile),
     )
-    return y, final
+    return final
 
 
 def _inputs(drive: Drive) -> list[Any]:
@@ -387,14 +401,21 @@ class DriveGradients:
 
 
 def backward(
-    plan: Plan, drive: Drive, initial: Tensor, kept: Tensor, dy: Tensor, dstate: Tensor, gradients: DriveGradients
-) -> tuple[Tensor, Tensor]:
-    """Fills `gradients`; returns those of D (empty without one) and of the initial state."""
+    plan: Plan,
+    drive: Drive,
+    kept: Tensor,
+    dy: Tensor,
+    dstate: Tensor | None,
+    gradients: DriveGradients,
+    dinitial: Tensor | None,
+) -> Tensor:
+    """Fills `gradients` and `dinitial` where it is given; returns the gradient of D, empty without one."""
     from naju.scan.triton_chunked import backward as kernels
 
     h, pieces, tile = drive.h, plan.pieces, plan.config.channels
-    dinitial, adjoints = torch.empty_like(initial, memory_format=torch.contiguous_format), torch.empty_like(kept)
-    leaving = _entering(plan, (drive.log_f, dy, drive.z, drive.C), dstate.contiguous(), drive, adjoint=True)
+    adjoints = torch.empty_like(kept)
+    dstate = None if dstate is None else dstate.contiguous()
+    leaving = _entering(plan, (drive.log_f, dy, drive.z, drive.C), dstate, drive, adjoint=True)
     # segments that a packed batch only might have are skipped, and their rows must be zero
     dD = h.new_zeros(pieces.n_segments if drive.D is not None else 0, plan.d_inner, dtype=torch.float32)
     channel_gradients = (gradients.h, gradients.f_logit, gradients.i_logit, gradients.z)
@@ -436,12 +457,12 @@ def backward(
         REVERSE=drive.reverse,
         PACKED=pieces.tables is not None,
     )
-    return dD.sum(0), dinitial
+    return dD.sum(0)
 
 
-def _alone(plan: Plan, kernel: Any, *arguments: Any, **constants: Any) -> None:
+def _alone(plan: Plan, kernel: Any, tile: Tile, *arguments: Any, **constants: Any) -> None:
     """A kernel that treats every channel alone, a chunk a program."""
-    pieces, tile = plan.pieces, plan.config.alone
+    pieces = plan.pieces
     launch(
         kernel,
         pieces.n_chunks * -(-plan.d_inner // tile.channels),
@@ -458,40 +479,48 @@ def _alone(plan: Plan, kernel: Any, *arguments: Any, **constants: Any) -> None:
     )
 
 
-def convolve_silu(plan: Plan, u: Tensor, tail: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+def convolve_silu(plan: Plan, u: Tensor, tail: Tensor | None, weight: Tensor, bias: Tensor, out: Tensor) -> None:
     from naju.scan.triton_chunked import gates as kernels
 
     tensors = (
         *rows_of(u, out),
-        tail.contiguous(),
+        _contiguous(tail),
         weight.contiguous(),
         bias.contiguous(),
         out,
         *plan.pieces.chunk_tables(out),
     )
-    _alone(plan, kernels.convolve_silu, *tensors, WIDTH=weight.shape[1], PRECISION=plan.config.precision)
+    _alone(
+        plan,
+        kernels.convolve_silu,
+        plan.config.convolution,
+        *tensors,
+        WIDTH=weight.shape[1],
+        PRECISION=plan.config.precision,
+    )
 
 
 def convolve_silu_backward(
-    plan: Plan, dout: Tensor, u: Tensor, tail: Tensor, weight: Tensor, bias: Tensor, du: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    plan: Plan, dout: Tensor, u: Tensor, tail: Tensor | None, weight: Tensor, bias: Tensor, du: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor]:
     """Fills du and overwrites dout; returns the gradients of tail, bias and weight."""
     from naju.scan.triton_chunked import gates as kernels
 
     width = weight.shape[1]
     dtail, partial = _empty_tail(tail), _partial(plan, dout, 1 + width)
     tables = plan.pieces.chunk_tables(dout)
-    inputs = (dout, *rows_of(u, dout), tail.contiguous(), weight.contiguous(), bias.contiguous())
-    _alone(plan, kernels.silu_backward, *inputs, partial, *tables, WIDTH=width, PRECISION=plan.config.precision)
+    inputs = (dout, *rows_of(u, dout), _contiguous(tail), weight.contiguous(), bias.contiguous())
+    tile, precision = plan.config.convolution, plan.config.precision
+    _alone(plan, kernels.silu_backward, tile, *inputs, partial, *tables, WIDTH=width, PRECISION=precision)
     outputs = (*rows_of(du, dout), dtail, *tables)
-    _alone(plan, kernels.convolve_backward, dout, weight.contiguous(), *outputs, WIDTH=width)
+    _alone(plan, kernels.convolve_backward, tile, dout, weight.contiguous(), *outputs, WIDTH=width)
     return dtail, *_bias_and_taps(partial.sum(0))
 
 
 def convolved_gates(
     plan: Plan,
     h: Tensor,
-    tail: Tensor,
+    tail: Tensor | None,
     projected: Tensor,
     f_taps: Tensor,
     i_taps: Tensor,
@@ -507,7 +536,8 @@ def convolved_gates(
     _alone(
         plan,
         kernels.convolved_gates,
-        *(h, tail.contiguous(), *rows_of(f_logit, h), *rows_of(i_logit, h)),
+        plan.config.gates,
+        *(h, _contiguous(tail), *rows_of(f_logit, h), *rows_of(i_logit, h)),
         *(f_taps.contiguous(), i_taps.contiguous(), f_bias.contiguous(), i_bias.contiguous()),
         *(f_logit.view(dtype), i_logit.view(dtype), h if lengths is None else lengths),
         *plan.pieces.chunk_tables(h),
@@ -518,24 +548,28 @@ def convolved_gates(
 
 
 def convolved_gates_backward(
-    plan: Plan, df: Tensor, di: Tensor, h: Tensor, tail: Tensor, f_taps: Tensor, i_taps: Tensor, dh: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    plan: Plan, df: Tensor, di: Tensor, h: Tensor, tail: Tensor | None, f_taps: Tensor, i_taps: Tensor, dh: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
     """Adds to dh; returns the gradients of tail, both taps and both biases."""
     from naju.scan.triton_chunked import gates as kernels
 
     width = f_taps.shape[1]
     dtail, partial = _empty_tail(tail), _partial(plan, dh, 2, 1 + width)
     df_rows, stride = rows_of(df, h)
-    inputs = (df_rows, rows_of(di, h)[0], stride, h, tail.contiguous(), f_taps.contiguous(), i_taps.contiguous())
+    inputs = (df_rows, rows_of(di, h)[0], stride, h, _contiguous(tail), f_taps.contiguous(), i_taps.contiguous())
     outputs = (dh, dtail, partial, *plan.pieces.chunk_tables(h))
-    _alone(plan, kernels.convolved_gates_backward, *inputs, *outputs, WIDTH=width)
+    _alone(plan, kernels.convolved_gates_backward, plan.config.gates_backward, *inputs, *outputs, WIDTH=width)
     (df_bias, df_taps), (di_bias, di_taps) = (_bias_and_taps(total) for total in partial.sum(0))
     return dtail, df_taps, di_taps, df_bias, di_bias
 
 
-def _empty_tail(tail: Tensor) -> Tensor:
+def _contiguous(tail: Tensor | None) -> Tensor | None:
+    return None if tail is None else tail.contiguous()
+
+
+def _empty_tail(tail: Tensor | None) -> Tensor | None:
     """Room for a tail's gradient, which is 0 for a sequence without tokens."""
-    return torch.zeros_like(tail, memory_format=torch.contiguous_format)
+    return None if tail is None else torch.zeros_like(tail, memory_format=torch.contiguous_format)
 
 
 def _partial(plan: Plan, like: Tensor, *shape: int) -> Tensor:

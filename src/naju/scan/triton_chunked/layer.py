@@ -18,7 +18,8 @@ from naju.scan.operator import refusing_tangents
 from naju.scan.triton_chunked import TRITON_CHUNKED, launch, refuses_tensors
 
 # uz (b, l, 2d), u_tail and h_tail (rows, width - 1, d), conv_weight (d, width), conv_bias (d,), weight (2d + 2n, d),
-# taps (d, width), biases and D (d,), initial_state (rows, d, n); lengths (rows,) where rows hold from some token on
+# taps (d, width), biases and D (d,), initial_state (rows, d, n); lengths (rows,) where rows hold from some token on.
+# Without tails and initial_state every sequence starts from nothing.
 
 
 def _run_forward(arguments: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
@@ -28,13 +29,14 @@ def _run_forward(arguments: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, Ten
     d_state = weight.shape[0] // 2 - d_inner
     h = uz.new_empty(batch, length, d_inner)
     with launch.on_device(uz.device), without_autocast(uz.device):
-        plan = launch.plan(h, d_state, len(initial_state), cu_seqlens)
+        plan = launch.plan(h, d_state, cu_seqlens)
         launch.convolve_silu(plan, uz[..., :d_inner], u_tail, conv_weight, conv_bias, h)
         projected = (h.view(-1, d_inner) @ weight.t()).view(batch, length, -1)
         launch.convolved_gates(plan, h, h_tail, projected, f_taps, i_taps, f_bias, i_bias, lengths)
         drive = _drive(plan, h, projected, D, uz, alpha)
-        states = launch.kept_states(h, drive.B, cu_seqlens, len(initial_state)) if keep else None
-        y, state = launch.forward(plan, drive, initial_state, states)
+        states = launch.kept_states(h, d_state, cu_seqlens) if keep else None
+        y = torch.empty_like(h) if keep else projected[..., :d_inner]  # in place of a gate that nobody needs afterwards
+        state = launch.forward(plan, drive, initial_state, states, y)
     return y, state, h, [] if states is None else [projected, states]
 
 
@@ -52,8 +54,8 @@ def _split(projected: Tensor, plan: launch.Plan) -> tuple[Tensor, ...]:
 
 def _forward(
     uz: Tensor,
-    u_tail: Tensor,
-    h_tail: Tensor,
+    u_tail: Tensor | None,
+    h_tail: Tensor | None,
     conv_weight: Tensor,
     conv_bias: Tensor,
     weight: Tensor,
@@ -62,7 +64,7 @@ def _forward(
     f_bias: Tensor,
     i_bias: Tensor,
     D: Tensor,
-    initial_state: Tensor,
+    initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     lengths: Tensor | None,
     alpha: float,
@@ -74,8 +76,8 @@ def _forward(
 
 def _forward_only(
     uz: Tensor,
-    u_tail: Tensor,
-    h_tail: Tensor,
+    u_tail: Tensor | None,
+    h_tail: Tensor | None,
     conv_weight: Tensor,
     conv_bias: Tensor,
     weight: Tensor,
@@ -84,7 +86,7 @@ def _forward_only(
     f_bias: Tensor,
     i_bias: Tensor,
     D: Tensor,
-    initial_state: Tensor,
+    initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     lengths: Tensor | None,
     alpha: float,
@@ -95,13 +97,13 @@ def _forward_only(
 
 def _backward(
     dy: Tensor,
-    dstate: Tensor,
+    dstate: Tensor | None,
     dh: Tensor | None,
     h: Tensor,
     kept: list[Tensor],
     uz: Tensor,
-    u_tail: Tensor,
-    h_tail: Tensor,
+    u_tail: Tensor | None,
+    h_tail: Tensor | None,
     conv_weight: Tensor,
     conv_bias: Tensor,
     weight: Tensor,
@@ -110,21 +112,22 @@ def _backward(
     f_bias: Tensor,
     i_bias: Tensor,
     D: Tensor,
-    initial_state: Tensor,
+    initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     lengths: Tensor | None,
     alpha: float,
 ) -> list[Tensor]:
-    """Gradients of the arguments from uz to initial_state."""
+    """Gradients of the arguments from uz to initial_state, empty for one that is absent."""
     projected, states = kept
     d_inner = h.shape[2]
     duz, dprojected, ddrive = (torch.empty_like(tensor) for tensor in (uz, projected, h))
+    dinitial = None if initial_state is None else initial_state.new_empty(initial_state.shape)
     with launch.on_device(uz.device), without_autocast(uz.device):
-        plan = launch.plan(h, (weight.shape[0] // 2) - d_inner, len(initial_state), cu_seqlens, backward=True)
+        plan = launch.plan(h, (weight.shape[0] // 2) - d_inner, cu_seqlens, backward=True)
         df, di, dB, dC = _split(dprojected, plan)
         gradients = launch.DriveGradients(h=ddrive, f_logit=df, i_logit=di, B=dB, C=dC, z=duz[..., d_inner:])
         drive = _drive(plan, h, projected, D, uz, alpha)
-        dD, dinitial = launch.backward(plan, drive, initial_state, states, dy, dstate, gradients)
+        dD = launch.backward(plan, drive, states, dy, dstate, gradients, dinitial)
         dh_tail, *dgates = launch.convolved_gates_backward(plan, df, di, h, h_tail, f_taps, i_taps, ddrive)
         if dh is not None:
             ddrive += dh
@@ -138,7 +141,8 @@ def _backward(
     parameters = (dconv_weight, dconv_bias, dweight, *dgates, dD)
     like = (conv_weight, conv_bias, weight, f_taps, i_taps, f_bias, i_bias, D)
     cast = [gradient.to(parameter.dtype) for gradient, parameter in zip(parameters, like, strict=True)]
-    return [duz, du_tail, dh_tail, *cast, dinitial]
+    optional = [h.new_empty(0) if gradient is None else gradient for gradient in (du_tail, dh_tail, dinitial)]
+    return [duz, *optional[:2], *cast, optional[2]]
 
 
 _DEVICES = ("cuda", "cpu")
@@ -153,28 +157,34 @@ _layer_backward = torch.library.custom_op(
 )
 
 
-def _shapes(uz: Tensor, initial_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (uz.shape[0], uz.shape[1], uz.shape[2] // 2)
-    return uz.new_empty(shape), initial_state.new_empty(initial_state.shape), uz.new_empty(shape)
+def _shapes(uz: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty y, state and h."""
+    batch, length, d_inner = uz.shape[0], uz.shape[1], uz.shape[2] // 2
+    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    state = uz.new_empty(rows, d_inner, weight.shape[0] // 2 - d_inner, dtype=torch.float32)
+    return uz.new_empty(batch, length, d_inner), state, uz.new_empty(batch, length, d_inner)
 
 
 @_layer.register_fake
 def _(uz: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    weight, initial_state, cu_seqlens = rest[4], rest[10], rest[11]
-    y, state, h = _shapes(uz, initial_state)
+    weight, cu_seqlens = rest[4], rest[11]
+    y, state, h = _shapes(uz, weight, cu_seqlens)
     projected = uz.new_empty(*uz.shape[:2], weight.shape[0])
-    states = launch.kept_states(h, initial_state, cu_seqlens, initial_state.shape[0])
-    return y, state, h, [projected, states]
+    return y, state, h, [projected, launch.kept_states(h, state.shape[2], cu_seqlens)]
 
 
 @_layer_only.register_fake
 def _(uz: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    return *_shapes(uz, rest[10]), []
+    weight, cu_seqlens = rest[4], rest[11]
+    y, state, h = _shapes(uz, weight, cu_seqlens)
+    return uz.new_empty(*uz.shape[:2], weight.shape[0])[..., : y.shape[2]], state, h, []
 
 
 @_layer_backward.register_fake
-def _(dy: Tensor, dstate: Tensor, dh: Tensor | None, h: Tensor, kept: list[Tensor], *inputs: Any) -> list[Tensor]:
-    return [tensor.new_empty(tensor.shape) for tensor in inputs[:12]]
+def _(
+    dy: Tensor, dstate: Tensor | None, dh: Tensor | None, h: Tensor, kept: list[Tensor], *inputs: Any
+) -> list[Tensor]:
+    return [h.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape) for tensor in inputs[:12]]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> None:
@@ -186,9 +196,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _differentiate(ctx: Any, dy: Tensor | None, dstate: Tensor | None, dh: Tensor | None, _: Any) -> tuple[Any, ...]:
     h, projected, states, *tensors = ctx.saved_tensors
     dy = torch.zeros_like(h) if dy is None else dy
-    dstate = torch.zeros_like(tensors[11]) if dstate is None else dstate
     gradients = _layer_backward(dy, dstate, dh, h, [projected, states], *tensors, ctx.alpha)
-    return *gradients, None, None, None
+    given = (None if tensor is None else gradient for tensor, gradient in zip(tensors, gradients, strict=False))
+    return *given, None, None, None
 
 
 _layer.register_autograd(_differentiate, setup_context=_save)

@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 PIECE = 64  # entries of the state that a program works on at a time
 # By the largest batch they are for. One sequence alone is summed; more are padded to the rows of a matrix product.
-BLOCKS = {1: Block(1, 8, 16), 16: Block(16, 8, 4), 64: Block(16, 16, 8)}
+BLOCKS = {1: Block(1, 8, 16), 16: Block(16, 8, 4), 64: Block(16, 16, 4)}
 LARGEST_BLOCK = Block(16, 32, 8)
 
 
@@ -62,7 +62,8 @@ def block_for(batch: int, d_state: int) -> Block:
 
 def compiled_for(block: Block, d_inner: int, d_state: int, d_conv: int, weight_bytes: int) -> dict[str, Any]:
     """Sizes and options that the kernel is compiled for."""
-    tile = (1024 if block.rows == 1 else 128) // weight_bytes  # loads in flight, within registers or shared memory
+    alone = block.rows == 1
+    tile = (1024 if alone else 256) // weight_bytes  # loads in flight, within registers or shared memory
     return {
         "D_INNER": d_inner,
         "D_STATE": d_state,
@@ -72,7 +73,7 @@ def compiled_for(block: Block, d_inner: int, d_state: int, d_conv: int, weight_b
         "BLOCK_N": min(max(_power_of_two(d_state), 16), PIECE),
         "BLOCK_K": min(max(_power_of_two(d_inner), 16), tile),
         "num_warps": block.warps,
-        "num_stages": 3,
+        "num_stages": 3 if alone else 2,
         "enable_fp_fusion": True,
     }
 
