@@ -1,22 +1,18 @@
 """The benchmarks run at tiny sizes and leave rows that say what was measured, where and by which command."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from written_rows import rows
 
 from naju.bench.measure import Timing, peak_bytes, time_in_turn
 from naju.bench.model import ModelBench, run_model_bench
 from naju.bench.scan import ScanBench, run_scan_bench
 
 
-def rows(folder: Path, name: str) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-
-
 def test_scan_bench_writes_rows(tmp_path: Path) -> None:
-    bench = ScanBench(batch=1, length=40, d_inner=8, d_state=4, rounds=1, lengths=(16, 32), out=tmp_path)
+    bench = ScanBench(batch=1, length=40, d_inner=8, d_state=4, rounds=1, lengths=(16, 32), device="cpu", out=tmp_path)
     run_scan_bench(bench)
     run_scan_bench(bench)
     written = rows(tmp_path, "scan")

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from naju.bench.measure import peak_bytes, time_in_turn
+from naju.bench.peers import mamba2_config
 from naju.bench.rows import RESULTS, package_version, print_table, save_rows, timing_row
+from naju.bench.training import training_step
 from naju.models import LanguageModel, ModelConfig, ModelState
 
 PEER = "mamba2 (transformers, torch path)"
@@ -55,12 +56,14 @@ def run_model_bench(bench: ModelBench) -> None:
 
 def _training(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
     tokens = torch.randint(bench.vocab_size, (bench.batch, bench.length + 1))
-    contenders = {"naju": _training_step(model, lambda inputs: model(inputs)[0], tokens)}
+    contenders = {"naju": training_step(lambda inputs: model(inputs)[0], model.parameters(), tokens, torch.float32)}
     peer = _mamba2(bench)
     if peer is None:
         print(f"{PEER} is left out: transformers is not installed (pip install 'naju[hf]')")
     else:
-        contenders[PEER] = _training_step(peer, lambda inputs: peer(inputs, use_cache=False).logits, tokens)
+        contenders[PEER] = training_step(
+            lambda inputs: peer(inputs, use_cache=False).logits, peer.parameters(), tokens, torch.float32
+        )
     timings = time_in_turn(contenders, bench.rounds)
     shape = {"batch": bench.batch, "length": bench.length, "d_model": bench.d_model, "n_layers": bench.n_layers}
     shape |= {"d_state": bench.d_state, "vocab_size": bench.vocab_size}
@@ -75,39 +78,14 @@ def _training(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
     return rows
 
 
-def _training_step(model: nn.Module, logits_of: Callable[[Tensor], Tensor], tokens: Tensor) -> Callable[[], object]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def step() -> object:
-        logits = logits_of(tokens[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
-
-
 def _mamba2(bench: ModelBench) -> nn.Module | None:
     """The peer at the same width, depth, state size and vocabulary; it says on stderr that it has no fast kernels."""
     if package_version("transformers") is None:
         return None
-    from transformers import Mamba2Config, Mamba2ForCausalLM
+    from transformers import Mamba2ForCausalLM
 
-    config = Mamba2Config(
-        vocab_size=bench.vocab_size,
-        hidden_size=bench.d_model,
-        num_hidden_layers=bench.n_layers,
-        state_size=bench.d_state,
-        expand=2,
-        head_dim=64,
-        num_heads=2 * bench.d_model // 64,
-        n_groups=1,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=0,
-        eos_token_id=0,
+    config = mamba2_config(
+        d_model=bench.d_model, d_state=bench.d_state, n_layers=bench.n_layers, vocab_size=bench.vocab_size
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

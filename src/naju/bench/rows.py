@@ -18,6 +18,8 @@ import naju
 from naju.bench.measure import Timing
 
 RESULTS = Path("benchmarks/results")
+# Packages whose kernels a row may have timed.
+PEERS = ("triton", "mamba_ssm", "causal_conv1d", "fla-core", "mlstm_kernels")
 
 
 def machine() -> dict[str, Any]:
@@ -32,7 +34,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": package_version("transformers"),
         "naju": naju.__version__,
-    }
+    } | {name: found for name in PEERS if (found := package_version(name)) is not None}
 
 
 def package_version(name: str) -> str | None:

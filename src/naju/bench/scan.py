@@ -1,23 +1,28 @@
-"""`naju bench scan`: the operator's backends against the plain loop, and cost per token as sequences grow."""
+"""`naju bench scan`: the operator's backends against the plain loop, and cost per token; on a GPU, its kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from naju.bench.measure import peak_bytes, time_in_turn
+from naju.bench.measure import default_device, peak_bytes, time_in_turn
 from naju.bench.rows import RESULTS, print_table, save_rows, timing_row
+from naju.bench.scan_inputs import scan_inputs
+from naju.bench.scan_kernels import kernel_rows
 from naju.scan import backends, naju_scan
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanBench:
-    """Time every scan backend that can run here, forward and backward, against `reference`; then grow the length."""
+    """Time every scan backend that can run here, forward and backward, against `reference`; then grow the length.
+
+    On a GPU instead: each kernel's forward and backward, and what share of the memory's speed they reach.
+    """
 
     batch: int = 2
     length: int = 2048
@@ -27,20 +32,30 @@ class ScanBench:
     """timed rounds; every timed run follows an untimed one"""
     lengths: tuple[int, ...] = field(default=(1024, 4096, 16384, 65536))
     """lengths at which time and memory per token are measured (batch 1, forward, no gradient)"""
+    device: str = field(default_factory=default_device)
+    kernels: tuple[str, ...] = ("triton_chunked", "cuda_sequential", "triton_sequential")
+    """backends that are timed on a GPU"""
+    kernel_shape: tuple[int, int, int, int] = (8, 8192, 512, 64)
+    """batch, length, d_inner and d_state on a GPU"""
+    kernel_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     out: Path = RESULTS
     """folder for the rows"""
 
 
 def run_scan_bench(bench: ScanBench) -> None:
-    names = [name for name, missing in backends().items() if missing is None]
-    rows = _against_reference(bench, names) + _growing(bench)
+    if torch.device(bench.device).type == "cuda":
+        dtype = getattr(torch, bench.kernel_dtype)
+        rows = kernel_rows(bench.kernels, bench.kernel_shape, dtype, rounds=bench.rounds, device=bench.device)
+    else:
+        names = [name for name, missing in backends().items() if missing is None]
+        rows = _against_reference(bench, names) + _growing(bench)
     print(f"rows appended to {save_rows('scan', rows, bench.out)}")
 
 
 def _against_reference(bench: ScanBench, names: list[str]) -> list[dict[str, Any]]:
     shape = {"batch": bench.batch, "length": bench.length, "d_inner": bench.d_inner, "d_state": bench.d_state}
     # `associative` holds every state at once and is there to be read, not to be fast.
-    inputs = _inputs(bench.batch, bench.length, bench.d_inner, bench.d_state, grad=True)
+    inputs = scan_inputs(bench.batch, bench.length, bench.d_inner, bench.d_state, grad=True)
     contenders = {name: _training_step(inputs, name) for name in names if name != "associative"}
     timings = time_in_turn(contenders, bench.rounds)
     reference = timings["reference"].median
@@ -58,8 +73,11 @@ def _against_reference(bench: ScanBench, names: list[str]) -> list[dict[str, Any
 def _growing(bench: ScanBench) -> list[dict[str, Any]]:
     rows = []
     for length in bench.lengths:
-        inputs = _inputs(1, length, bench.d_inner, bench.d_state, grad=False)
-        run = _forward(inputs, "auto")
+        inputs = scan_inputs(1, length, bench.d_inner, bench.d_state)
+
+        def run(inputs: dict[str, Tensor] = inputs) -> object:
+            return naju_scan(**inputs)  # type: ignore[arg-type]
+
         timing = time_in_turn({"auto": run}, bench.rounds)["auto"]
         peak = peak_bytes(run)
         shape = {"batch": 1, "length": length, "d_inner": bench.d_inner, "d_state": bench.d_state}
@@ -70,21 +88,6 @@ def _growing(bench: ScanBench) -> list[dict[str, Any]]:
     print("\nforward, no gradient, batch 1")
     print_table(rows, ["length", "microseconds_per_token", "peak_bytes_per_token"])
     return rows
-
-
-def _inputs(batch: int, length: int, d_inner: int, d_state: int, *, grad: bool) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int, mean: float = 0.0) -> Tensor:
-        return (torch.randn(*shape, generator=generator) + mean).requires_grad_(grad)
-
-    wide, narrow = (batch, length, d_inner), (batch, length, d_state)
-    logits = {"f_logit": draw(*wide, mean=5.0), "i_logit": draw(*wide, mean=-2.0)}
-    return {"h": draw(*wide), **logits, "B": draw(*narrow), "C": draw(*narrow), "D": draw(d_inner), "z": draw(*wide)}
-
-
-def _forward(inputs: dict[str, Tensor], backend: str) -> Callable[[], object]:
-    return lambda: naju_scan(**inputs, backend=backend)  # type: ignore[arg-type]
 
 
 def _training_step(inputs: dict[str, Tensor], backend: str) -> Callable[[], object]:

@@ -1,0 +1,116 @@
+"""`naju bench forward`: time and memory of a stack of layers against its peers, as sequences grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from naju.bench.compare import (
+    Failed,
+    Mode,
+    build_all,
+    compare,
+    default_modes,
+    given_or_default,
+    print_comparison,
+    result_rows,
+    sizes_of,
+)
+from naju.bench.measure import Run, default_device
+from naju.bench.peers import check_names
+from naju.bench.rows import RESULTS, save_rows
+from naju.bench.shells import build_stack
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+MODELS = (
+    "naju",
+    "mamba2",
+    "mamba",
+    "mamba-16",
+    "gla",
+    "hgrn",
+    "retnet",
+    "mlstm",
+    "transformer-math",
+    "transformer-flash",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardBench:
+    """Time the forward pass of a pre-norm residual stack of each mixer, without gradients, at growing lengths."""
+
+    models: tuple[str, ...] = MODELS
+    """names from naju.bench.peers; one that cannot run here becomes a row with the reason"""
+    lengths: tuple[int, ...] | None = None
+    """by default 512 to 32,768 on a GPU"""
+    batch: int = 8
+    n_layers: int = 4
+    d_model: int = 256
+    d_state: int = 64
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    modes: tuple[Mode, ...] = field(default_factory=default_modes)
+    compile_mode: str = "default"
+    """torch.compile's mode, for the mode "compiled"."""
+    against: str = "mamba2"
+    """the peer that every time is divided by"""
+    rounds: int = 20
+    """timed rounds; every timed run follows an untimed one"""
+    device: str = field(default_factory=default_device)
+    plot: Path | None = None
+    """draw time against length into this file"""
+    out: Path = RESULTS
+    """folder for the rows"""
+
+
+def run_forward_bench(bench: ForwardBench) -> None:
+    check_names(bench.models)
+    lengths = given_or_default("lengths", bench.lengths, LENGTHS, bench.device)
+    modules = build_all(bench.models, lambda name: _stack(bench, name))
+    rows = []
+    for length in lengths:
+        rows += _at_length(bench, modules, length)
+        path = save_rows("forward", rows[-len(modules) * len(bench.modes) :], bench.out)
+    print(f"rows appended to {path}")
+    if bench.plot is not None:
+        from naju.bench.forward_plot import draw_times
+
+        draw_times(rows, bench.plot)
+        print(f"picture in {bench.plot}")
+
+
+def _stack(bench: ForwardBench, name: str) -> nn.Module:
+    sizes = {"n_layers": bench.n_layers, "d_model": bench.d_model, "d_state": bench.d_state}
+    return build_stack(name, **sizes, device=bench.device, dtype=getattr(torch, bench.dtype))
+
+
+def _at_length(bench: ForwardBench, modules: Mapping[str, nn.Module | Failed], length: int) -> list[dict[str, Any]]:
+    shape: dict[str, Any] = {
+        "batch": bench.batch,
+        "length": length,
+        "n_layers": bench.n_layers,
+        "d_model": bench.d_model,
+    }
+    shape["dtype"] = bench.dtype
+    u = torch.randn(bench.batch, length, bench.d_model, device=bench.device, dtype=getattr(torch, bench.dtype))
+
+    def make(module: nn.Module) -> Run:
+        def run() -> object:
+            with torch.no_grad():
+                return module(u)
+
+        return run
+
+    results = compare(
+        modules, make, bench.modes, rounds=bench.rounds, device=bench.device, compile_mode=bench.compile_mode
+    )
+    rows = result_rows(results, lambda name: {**shape, **sizes_of(modules[name])}, bench.against)
+    rows = [{"bench": "forward", **row} for row in rows]
+    print(f"\nforward, no gradient, {shape}")
+    print_comparison(rows, bench.against, "median_s", "ms", 1e3)
+    return rows

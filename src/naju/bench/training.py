@@ -1,0 +1,132 @@
+"""`naju bench training`: tokens a second of a language model's training step, with each mixer in the same shell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from naju.bench.compare import (
+    Failed,
+    Mode,
+    build_all,
+    compare,
+    given_or_default,
+    print_comparison,
+    result_rows,
+    sizes_of,
+)
+from naju.bench.measure import Run, default_device
+from naju.bench.peers import check_names
+from naju.bench.rows import RESULTS, save_rows
+from naju.bench.shells import LanguageShell, ResidualStack
+
+LENGTHS = (1024, 2048, 4096)
+MODELS = (
+    "naju",
+    "naju-rank64",
+    "naju-rank32",
+    "mamba2",
+    "mamba",
+    "mamba-16",
+    "gla",
+    "hgrn",
+    "retnet",
+    "transformer-flash",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBench:
+    """Time a training step (forward, backward, AdamW) of a small language model, on as many tokens at any length."""
+
+    models: tuple[str, ...] = MODELS
+    """names from naju.bench.peers; one that cannot run here becomes a row with the reason"""
+    lengths: tuple[int, ...] | None = None
+    """by default 1024, 2048 and 4096 on a GPU"""
+    tokens: int = 8192
+    """tokens a step: the batch is this over the length"""
+    n_layers: int = 6
+    d_model: int = 256
+    d_state: int = 64
+    vocab_size: int = 50_257
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """weights are float32; bfloat16 is by autocast"""
+    modes: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
+    compile_mode: str = "default"
+    """torch.compile's mode, for the mode "compiled"."""
+    against: str = "mamba2"
+    """the peer that every time is divided by"""
+    rounds: int = 20
+    """timed rounds; every timed step follows an untimed one"""
+    device: str = field(default_factory=default_device)
+    out: Path = RESULTS
+    """folder for the rows"""
+
+
+def run_training_bench(bench: TrainingBench) -> None:
+    check_names(bench.models)
+    lengths = given_or_default("lengths", bench.lengths, LENGTHS, bench.device)
+    for length in lengths:
+        if bench.tokens % length != 0:
+            raise ValueError(
+                f"tokens must be a multiple of every length, but is {bench.tokens} with a length of {length}"
+            )
+    modules = build_all(bench.models, lambda name: _shell(bench, name))
+    for length in lengths:
+        path = save_rows("training", _at_length(bench, modules, length), bench.out)
+    print(f"rows appended to {path}")
+
+
+def _shell(bench: TrainingBench, name: str) -> nn.Module:
+    stack = ResidualStack(name, n_layers=bench.n_layers, d_model=bench.d_model, d_state=bench.d_state)
+    return LanguageShell(stack, d_model=bench.d_model, vocab_size=bench.vocab_size).to(bench.device)
+
+
+def _at_length(bench: TrainingBench, modules: Mapping[str, nn.Module | Failed], length: int) -> list[dict[str, Any]]:
+    batch = bench.tokens // length
+    shape: dict[str, Any] = {"batch": batch, "length": length, "n_layers": bench.n_layers, "d_model": bench.d_model}
+    shape |= {"vocab_size": bench.vocab_size, "dtype": bench.dtype}
+    tokens = torch.randint(bench.vocab_size, (batch, length + 1), device=bench.device)
+    dtype = getattr(torch, bench.dtype)
+    modes: tuple[Mode, ...] = bench.modes
+    results = compare(
+        modules,
+        lambda module: training_step(module, module.parameters(), tokens, dtype),
+        modes,
+        rounds=bench.rounds,
+        device=bench.device,
+        compile_mode=bench.compile_mode,
+    )
+    rows = result_rows(results, lambda name: {**shape, **sizes_of(modules[name])}, bench.against)
+    rows = [{"bench": "training", **row, **_throughput(row, bench.tokens)} for row in rows]
+    print(f"\ntraining step (forward, backward, AdamW), {shape}")
+    print_comparison(rows, bench.against, "tokens_per_s", "tokens/s")
+    return rows
+
+
+def _throughput(row: Mapping[str, Any], tokens: int) -> dict[str, float]:
+    return {"tokens_per_s": tokens / row["median_s"]} if "median_s" in row else {}
+
+
+def training_step(
+    logits_of: Callable[[Tensor], Tensor], parameters: Iterable[nn.Parameter], tokens: Tensor, dtype: torch.dtype
+) -> Run:
+    """Next-token loss on `tokens` (b, l + 1), its gradients and an AdamW step; below float32 under autocast."""
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=tokens.is_cuda)
+
+    def step() -> object:
+        with torch.autocast(tokens.device.type, dtype, enabled=dtype != torch.float32):
+            logits = logits_of(tokens[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step

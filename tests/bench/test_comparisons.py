@@ -1,0 +1,142 @@
+"""`forward`, `training` and `decode` at tiny sizes on a CPU: their rows, their refusals, and what they run."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from written_rows import rows
+
+from naju.bench import decode
+from naju.bench.decode import TOKENS, DecodeBench, Decoder, run_decode_bench
+from naju.bench.forward import ForwardBench, run_forward_bench
+from naju.bench.forward_plot import draw_times
+from naju.bench.shells import ResidualStack
+from naju.bench.training import TrainingBench, run_training_bench, training_step
+
+ALWAYS = {"bench", "model", "mode", "d_state", "parameters", "batch", "n_layers", "d_model", "dtype", "command"}
+TIMED = ALWAYS | {"median_s", "spread_s", "rounds", "time_over_mamba2", "first_call_s", "peak_bytes", "machine"}
+SMALL = {"n_layers": 1, "d_model": 16, "d_state": 4, "dtype": "float32", "modes": ("eager",), "rounds": 1}
+
+
+class Mamba2(nn.Module):
+    """Stands for mamba_ssm's: a step that writes its cache."""
+
+    def __init__(self, d_model: int, d_state: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d_model))
+
+    def forward(self, u: Tensor) -> Tensor:
+        return u * self.weight
+
+    def allocate_inference_cache(self, batch: int, max_length: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(batch, 1), torch.zeros(batch, 1)
+
+    def step(self, u: Tensor, conv_state: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert u.dim() == 3
+        return u * self.weight, conv_state, state.add_(1)
+
+
+@pytest.fixture
+def mamba2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mamba_ssm", SimpleNamespace(Mamba2=Mamba2))
+
+
+@pytest.fixture
+def no_fla(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fla", None)
+
+
+@pytest.mark.usefixtures("mamba2", "no_fla")
+def test_forward_writes_a_row_for_each_model_length_and_mode(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    models, plot = ("naju", "mamba2", "gla", "transformer-math"), tmp_path / "pictures" / "forward.png"
+    run_forward_bench(
+        ForwardBench(**SMALL, models=models, lengths=(8, 16), batch=2, device="cpu", plot=plot, out=tmp_path)
+    )
+    written = {(row["model"], row["length"]): row for row in rows(tmp_path, "forward")}
+    assert set(written) == {(model, length) for model in models for length in (8, 16)}
+    assert set(written["naju", 16]) >= TIMED
+    assert written["naju", 16]["d_state"] == 4
+    assert written["mamba2", 8]["time_over_mamba2"] == 1
+    assert written["naju", 8]["time_over_mamba2"] == pytest.approx(
+        written["naju", 8]["median_s"] / written["mamba2", 8]["median_s"]
+    )
+    assert set(written["gla", 8]) >= ALWAYS
+    assert written["gla", 8]["reason"] == "the package fla is not installed"
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="nothing was timed"):
+        draw_times([{"model": "gla", "mode": "eager", "length": 8, "reason": "not here"}], tmp_path / "empty.png")
+
+
+@pytest.mark.usefixtures("mamba2")
+def test_training_writes_tokens_per_second(tmp_path: Path) -> None:
+    bench = TrainingBench(
+        **SMALL, models=("naju", "mamba2"), lengths=(8, 16), tokens=32, vocab_size=11, device="cpu", out=tmp_path
+    )
+    run_training_bench(bench)
+    written = rows(tmp_path, "training")
+    assert [(row["batch"], row["length"]) for row in written] == [(4, 8), (4, 8), (2, 16), (2, 16)]
+    for row in written:
+        assert set(row) >= TIMED
+        assert row["tokens_per_s"] == pytest.approx(32 / row["median_s"])
+
+
+def test_training_refuses_lengths_that_do_not_divide_the_tokens(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tokens must be a multiple of every length, but is 32 with a length of 5"):
+        run_training_bench(TrainingBench(**SMALL, lengths=(5,), tokens=32, device="cpu", out=tmp_path))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_training_step_learns(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Embedding(7, 16), nn.Linear(16, 7))
+    step = training_step(model, model.parameters(), torch.arange(9).remainder(7).expand(2, 9), dtype)
+    losses = [float(step()) for _ in range(60)]  # type: ignore[arg-type]
+    assert losses[-1] < losses[0] - 0.01
+    assert all(p.dtype == torch.float32 and p.grad is None for p in model.parameters())
+
+
+@pytest.mark.usefixtures("mamba2", "no_fla")
+def test_decode_times_naju_after_each_context_and_a_peer_once(tmp_path: Path) -> None:
+    bench = DecodeBench(
+        **SMALL, models=("naju", "mamba2", "gla"), batches=(1, 3), contexts=(4, 6), device="cpu", out=tmp_path
+    )
+    run_decode_bench(bench)
+    written = {(row["model"], row["batch"]): row for row in rows(tmp_path, "decode")}
+    names = {"naju after 4", "naju after 6", "mamba2", "gla"}
+    assert set(written) == {(name, batch) for name in names for batch in (1, 3)}
+    assert [written[name, 3].get("context") for name in ("naju after 6", "mamba2")] == [6, None]
+    for row in written.values():
+        assert set(row) >= (ALWAYS if row["model"] == "gla" else TIMED)
+        assert "reason" in row or row["microseconds_per_step"] == pytest.approx(row["median_s"] / TOKENS * 1e6)
+
+
+def test_decoding_goes_on_from_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "PIECE", 4)
+    stack = ResidualStack("naju", n_layers=2, d_model=16, d_state=4).double()
+    first = torch.randn(16, dtype=torch.float64).expand(2, 16)
+    run = decode._run(Decoder(stack, context=10), first)
+    pieces = list(decode._pieces(stack, 10))
+    assert [piece.shape[1] for piece in pieces] == [4, 4, 2]
+    sequence = torch.cat(pieces, dim=1).expand(2, 10, 16)
+    for _ in range(2):  # a run starts with the same input, and with the memory that the one before it left
+        u = first
+        for _ in range(TOKENS):
+            sequence = torch.cat([sequence, u.unsqueeze(1)], dim=1)
+            u = stack(sequence)[:, -1]
+        torch.testing.assert_close(run(), u)
+
+
+@pytest.mark.usefixtures("mamba2")
+def test_a_peer_advances_its_own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = torch.zeros(2, 1), torch.zeros(2, 1)
+    monkeypatch.setattr(Mamba2, "allocate_inference_cache", lambda mixer, batch, max_length: cache)
+    stack = ResidualStack("mamba2", n_layers=1, d_model=16, d_state=4)
+    decode._run(Decoder(stack, context=None), torch.randn(2, 16))()
+    assert cache[1].eq(TOKENS).all()

@@ -1,0 +1,91 @@
+"""The scan's kernels and errors, measured on a CPU with the backends that run there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from written_rows import rows
+
+from naju.bench import errors
+from naju.bench.errors import GATES, ErrorsBench, relative_rms, run_errors_bench
+from naju.bench.scan_inputs import scan_inputs
+from naju.bench.scan_kernels import WAYS, compulsory_bytes, kernel_rows
+
+SHAPE = (2, 24, 8, 4)
+TENSORS = {"y", "state", "dh", "df_logit", "di_logit", "dB", "dC", "dD", "dz", "dinitial_state"}
+
+
+def test_kernels_have_a_share_of_the_copy_or_a_reason() -> None:
+    names = ["chunked", "no_such_backend"]
+    found = kernel_rows(names, SHAPE, torch.float32, rounds=2, device="cpu", copied_bytes=1 << 16)
+    by_pass = {(row["backend"], row["pass"]): row for row in found}
+    assert set(by_pass) == {(name, way) for name in names for way in WAYS}
+    forward, keeping, both = (by_pass["chunked", way] for way in WAYS)
+    assert forward["share_of_copy"] == pytest.approx(
+        forward["compulsory_bytes"] / forward["median_s"] / forward["copy_bytes_per_s"]
+    )
+    backward_s = both["median_s"] - keeping["median_s"]
+    assert both["backward_over_forward"] == pytest.approx(backward_s / forward["median_s"])
+    assert {"first_call_s", "peak_bytes", "batch", "length", "d_inner", "d_state", "dtype"} <= set(both)
+    assert "unknown scan backend 'no_such_backend'" in by_pass["no_such_backend", WAYS[2]]["reason"]
+
+
+def test_compulsory_bytes_are_six_sequences_in_and_one_out() -> None:
+    batch, length, d_inner, d_state = SHAPE
+    inputs = scan_inputs(*SHAPE, dtype=torch.bfloat16)
+    assert compulsory_bytes(inputs) == 2 * batch * length * (5 * d_inner + 2 * d_state)
+
+
+def test_overwrites_are_seldom() -> None:
+    f_logit = scan_inputs(1, 1000, 8, 4, overwrite_logit=-20.0)["f_logit"]
+    assert 0.03 < float((f_logit == -20).float().mean()) < 0.07
+    assert not (scan_inputs(1, 1000, 8, 4)["f_logit"] < -10).any()
+
+
+def bench(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    sizes: dict[str, Any] = {"lengths": (40,), "d_inner": 8, "d_state": 4, "device": "cpu", "out": folder}
+    run_errors_bench(ErrorsBench(**{**sizes, **changes}))
+    return rows(folder, "errors")
+
+
+def test_errors_name_every_tensor_and_are_those_of_the_dtype(tmp_path: Path) -> None:
+    written = bench(tmp_path, backends=("chunked",), dtypes=("float32", "bfloat16"))
+    assert len(written) == len(TENSORS) * len(GATES) * 2
+    assert {row["tensor"] for row in written} == TENSORS
+    for row in written:
+        assert row["nan"] == 0
+        assert 0 < row["relative_error"] < (1e-5 if row["dtype"] == "float32" else 1e-2)
+
+
+def test_a_wrong_backend_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    honest = errors.naju_scan
+
+    def wrong(*, backend: str, **inputs: Tensor) -> tuple[Tensor, Tensor]:
+        y, state = honest(**inputs, backend="chunked")
+        return (1.1 * y, state * torch.nan) if backend == "wrong" else (y, state)
+
+    monkeypatch.setattr(errors, "naju_scan", wrong)
+    written = {
+        (row["backend"], row["tensor"]): row
+        for row in bench(tmp_path, backends=("wrong", "chunked"), dtypes=("float32",))
+    }
+    assert written["wrong", "y"]["relative_error"] == pytest.approx(0.1, rel=1e-4)
+    assert written["wrong", "state"]["nan"] == 8 * 4
+    assert written["wrong", "state"]["relative_error"] is None
+    assert written["chunked", "y"]["relative_error"] < 1e-6
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[:2] == ["float32", "wrong"]]
+    assert line.split()[2:4] == ["0.1", "-"]
+
+
+def test_a_backend_that_refuses_is_a_row(tmp_path: Path) -> None:
+    written = bench(tmp_path, backends=("no_such_backend",), dtypes=("float32",))
+    assert len(written) == len(GATES)
+    assert all("unknown scan backend" in row["reason"] for row in written)
+
+
+def test_relative_rms() -> None:
+    assert relative_rms(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0])) == pytest.approx(0.2)
