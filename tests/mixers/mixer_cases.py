@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from memories import D_MODEL, SMALL, assert_states_agree, difference, unsettle
-from naju.mixers import MIXERS, Mixer, NajuMixer, State, build_mixer
+from naju.mixers import MIXERS, Mixer, State, build_mixer
+from naju.mixers.registry import _options
 
 lengths = st.integers(1, 24)
 widths = st.integers(1, 5)
@@ -26,7 +27,7 @@ def small_mixer(name: str, dtype: torch.dtype = torch.float64, *, seed: int = 0,
 
 def with_width(name: str, width: int) -> dict[str, int]:
     """The option that sets the width of the short convolutions, for mixers that have them."""
-    return {"d_conv": width} if issubclass(MIXERS[name], NajuMixer) else {}
+    return {"d_conv": width} if "d_conv" in _options(MIXERS[name]) else {}
 
 
 def sequence(batch: int, length: int, dtype: torch.dtype = torch.float64, *, seed: int = 1) -> Tensor:

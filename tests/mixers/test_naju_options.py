@@ -197,6 +197,7 @@ def test_an_unknown_option_lists_the_known_ones(name):
         build_mixer(name, D_MODEL, colour="red")
     listed = str(caught.value).partition("it has ")[2].split(", ")
     defaults = {"n_heads": 4, "backend": "auto", "g_bias": 0.0, "f_bias": 0.0, "i_bias": 0.0, "d_state": 4}
+    defaults |= {"lower_bound": 0.5, "positions": "rotary"}
     for option in listed:
         build_mixer(name, D_MODEL, **{option: defaults.get(option, 1)})
 

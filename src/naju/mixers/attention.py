@@ -28,13 +28,16 @@ torch.export.register_dataclass(AttentionState, serialized_type_name="naju.Atten
 
 
 class AttentionMixer(Mixer):
-    """Multi-head attention; positions count real tokens, so padding does not shift them."""
+    """Multi-head attention; positions count real tokens, so padding does not shift them.
 
-    def __init__(self, d_model: int, *, n_heads: int = 4) -> None:
+    With `rotary=False` it sees an unordered past, unless its input says where it stands.
+    """
+
+    def __init__(self, d_model: int, *, n_heads: int = 4, rotary: bool = True) -> None:
         super().__init__()
         if d_model % (2 * n_heads) != 0:
             raise ValueError(f"d_model must be a multiple of 2 * n_heads = {2 * n_heads}, but is {d_model}")
-        self.d_model, self.n_heads = d_model, n_heads
+        self.d_model, self.n_heads, self.rotary = d_model, n_heads, rotary
         self.project_in = nn.Linear(d_model, 3 * d_model, bias=False)
         self.project_out = nn.Linear(d_model, d_model, bias=False)
 
@@ -55,7 +58,8 @@ class AttentionMixer(Mixer):
         u = torch.where(real.unsqueeze(-1), u, u.new_zeros(()))
         position = state.seen.unsqueeze(1) + real.cumsum(1) - 1
         query, key, value = self.project_in(u).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key = rotate(query, position), rotate(key, position)
+        if self.rotary:
+            query, key = rotate(query, position), rotate(key, position)
         state = AttentionState(
             torch.cat([state.keys.to(key.dtype), key], dim=2),
             torch.cat([state.values.to(value.dtype), value], dim=2),

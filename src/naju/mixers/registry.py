@@ -9,12 +9,28 @@ from typing import Any
 from naju.mixers.attention import AttentionMixer
 from naju.mixers.base import Mixer
 from naju.mixers.coupled import CoupledMixer
+from naju.mixers.gla import GLAMixer
+from naju.mixers.hgrn import HGRNMixer
+from naju.mixers.mamba import MambaMixer
+from naju.mixers.mamba2 import Mamba2Mixer
+from naju.mixers.mlstm import MLSTMMixer
 from naju.mixers.naju import NajuMixer
+from naju.mixers.retnet import RetNetMixer
+from naju.mixers.rwkv import RWKVMixer
+from naju.mixers.transformer import TransformerMixer
 
 MIXERS: Mapping[str, type[Mixer]] = {
     "naju": NajuMixer,
     "coupled": CoupledMixer,
     "attention": AttentionMixer,
+    "transformer": TransformerMixer,
+    "hgrn": HGRNMixer,
+    "mamba": MambaMixer,
+    "mamba2": Mamba2Mixer,
+    "gla": GLAMixer,
+    "retnet": RetNetMixer,
+    "mlstm": MLSTMMixer,
+    "rwkv": RWKVMixer,
 }
 
 

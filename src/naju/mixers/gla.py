@@ -1,0 +1,77 @@
+"""Gated linear attention: a matrix memory that forgets by key channel, as much as the token says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from naju.layers.head_norm import HeadNorm
+from naju.layers.layout import layout_of
+from naju.layers.matrix_scan import held, matrix_scan
+from naju.mixers.matrix import MatrixMixer, divided
+from naju.mixers.state import State
+from naju.scan.dispatch import state_dtype
+
+
+@dataclass(frozen=True)
+class GLAState(State):
+    """The memory of a GLA mixer."""
+
+    x: Tensor  # (b, heads, key, value), float32 or float64
+
+
+torch.export.register_dataclass(GLAState, serialized_type_name="naju.GLAState")
+
+
+class GLAMixer(MatrixMixer):
+    """`decay_t = sigmoid(W u_t)^(1/16)` for each key channel, W of rank 16; RMS norm and a swish gate on each head.
+
+    Keys are half and values as wide as the model, so four heads at d_model 128 hold 4 × 16 × 32 = 2,048 numbers, and a
+    layer has 68,704 parameters. The norm's weight is shared by the heads.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 4,
+        expand_k: float = 0.5,
+        expand_v: float = 1.0,
+        gate_rank: int = 16,
+        gate_temperature: float = 16.0,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.n_heads, self.gate_temperature = d_model, n_heads, gate_temperature
+        self.d_key = divided("expand_k * d_model", expand_k * d_model, n_heads)
+        self.d_value = divided("expand_v * d_model", expand_v * d_model, n_heads)
+        keys, values = n_heads * self.d_key, n_heads * self.d_value
+        self.widths = (keys, keys, values, values)
+        self.project_in = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.forget = nn.Sequential(nn.Linear(d_model, gate_rank, bias=False), nn.Linear(gate_rank, keys))
+        self.norm = HeadNorm(self.d_value)
+        self.project_out = nn.Linear(values, d_model, bias=False)
+
+    def forward(
+        self,
+        u: Tensor,
+        state: GLAState | None = None,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, GLAState]:
+        self.check_input(u, 3)
+        layout = layout_of(u, attention_mask, cu_seqlens)
+        state = self.fitting(state, layout.rows, x=(self.n_heads, self.d_key, self.d_value))
+        u = layout.arrange(u)
+        *parts, gate = self.project_in(u).split(self.widths, dim=-1)
+        q, k, v = map(self.split_heads, parts)
+        logit = self.forget(u)
+        log_decay = self.split_heads(F.logsigmoid(logit.to(state_dtype(logit.dtype))) / self.gate_temperature)
+        log_decay, k = held(layout, log_decay, k)
+        o, x = matrix_scan(q * self.d_key**-0.5, k, v, log_decay, state.x, cu_seqlens=cu_seqlens)
+        return layout.restore(self.gated_output(o, gate)), GLAState(x)
+
+    def init_state(self, batch: int) -> GLAState:
+        return GLAState(self.empty_memory(batch))
