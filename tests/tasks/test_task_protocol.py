@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from naju.tasks import TASKS, build_task
+from naju.training import seeded_generator
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -67,3 +69,34 @@ def test_unknown_names_and_options_list_the_known_ones():
 def test_impossible_settings_are_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
         build_task(name, **options)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_training_and_test_sets_share_no_sequence(name):
+    """Their generators have seeds derived from different purposes, and each task has far more sequences than anyone
+    draws; this looks at the sets themselves, and that the comparison finds a sequence that is really there twice."""
+    task = build_task(name)
+    rows = {}
+    for purpose, count in (("training data", 10_000), ("test data of length 512", 2_000)):
+        tokens = task.sample(count, 512, seeded_generator(1, purpose)).tokens
+        rows[purpose] = {row.numpy().tobytes() for row in tokens.to(torch.int16)}
+        assert len(rows[purpose]) == count
+    assert not rows["training data"] & rows["test data of length 512"]
+    again = task.sample(10_000, 512, seeded_generator(1, "training data")).tokens[-1]
+    assert again.to(torch.int16).numpy().tobytes() in rows["training data"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_an_answer_is_a_word_of_the_vocabulary(name):
+    task = build_task(name)
+    assert {task.answer_name(target) for target in range(task.n_classes)} <= set(task.token_names())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_sampling_never_waits_for_the_device(name):
+    """Fake tensors have no values to read: whatever runs there needs no host synchronisation."""
+    task = build_task(name)
+    with FakeTensorMode():
+        tokens, targets, group = task.sample(4, 512, torch.Generator())
+    assert tokens.shape == (4, 512)
+    assert targets.shape == group.shape == (4,)

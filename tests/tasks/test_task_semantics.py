@@ -8,6 +8,8 @@ from naju.tasks import build_task
 SETTINGS = [
     ("T1", {}, 128),
     ("T1", {"n_entities": 5, "n_values": 3, "min_facts": 3, "max_facts": 5}, 29),
+    ("T1", {"anywhere": True}, 128),
+    ("T1", {"n_entities": 5, "n_values": 3, "min_facts": 3, "max_facts": 5, "anywhere": True}, 29),
     ("T2", {"n_facts": 8}, 64),
     ("T2", {"n_entities": 6, "n_values": 4, "n_facts": 6}, 34),
     ("T3", {}, 131),
@@ -87,6 +89,20 @@ def test_t1_stands_right_before_the_query_and_varies_its_number_of_facts():
     assert counts == set(range(8, 17))
 
 
+def test_t1_may_stand_anywhere_as_one_block():
+    """Every place is equally likely: the first and the last are both reached, and the average is the middle."""
+    task, batch = draw("T1", {"min_facts": 3, "max_facts": 5, "anywhere": True}, 60, count=6000)
+    places, share = set(), 0.0
+    for tokens in batch.tokens:
+        starts = [start for start, _ in events_of(task.describe(tokens))]
+        assert starts == [starts[0] + 5 * index for index in range(len(starts))]
+        free = 56 - 5 * len(starts)
+        places.add((len(starts), starts[0]))
+        share += starts[0] / free / 6000
+    assert places == {(facts, start) for facts in (3, 4, 5) for start in range(56 - 5 * facts + 1)}
+    assert abs(share - 0.5) < 5 * 0.3 / 6000**0.5
+
+
 def test_t2_keeps_its_number_of_facts_at_every_length():
     for length in (64, 300):
         task, batch = draw("T2", {"n_facts": 8}, length, count=100)
@@ -138,3 +154,31 @@ def test_answers_are_balanced(name, options, length):
     share = 1 / task.n_classes
     spread = 5 * (6000 * share * (1 - share)) ** 0.5
     assert (batch.targets.bincount(minlength=task.n_classes) - 6000 * share).abs().max() < spread
+
+
+@pytest.mark.parametrize("name", ["T1", "T2", "T3", "T4"])
+def test_the_question_alone_is_worth_a_guess(name):
+    """Bindings are fresh in every sequence: whoever learns the usual answer to each question stays at chance."""
+    task, known = draw(name, {}, 512, count=20_000, seed=1)
+    _, asked = draw(name, {}, 512, count=20_000, seed=2)
+    seen = torch.zeros(task.vocab_size, task.n_classes)
+    entity = -3 if name in ("T3", "T4") else -2
+    seen.index_put_((known.tokens[:, entity], known.targets), torch.ones(20_000), accumulate=True)
+    right = (seen.argmax(1)[asked.tokens[:, entity]] == asked.targets).double().mean().item()
+    chance = 1 / task.n_classes
+    assert abs(right - chance) < 5 * (chance * (1 - chance) / 20_000) ** 0.5
+
+
+@pytest.mark.parametrize("growing_from", [None, 64])
+def test_the_last_value_of_all_answers_t4_no_more_often_than_the_target_is_the_last(growing_from):
+    options = {"n_entities": 40, "n_values": 32, "n_events": 8, "growing_from": growing_from}
+    task, batch = draw("T4", options, 128)
+    hits, ends_with_target = 0, 0
+    for tokens, target in zip(batch.tokens, batch.targets.tolist(), strict=True):
+        words = task.describe(tokens)
+        _, (_, entity, _, value, _) = events_of(words)[-1]
+        hits += value == f"v{target}"
+        ends_with_target += entity == words[-3]
+    events = 8 if growing_from is None else 16
+    assert abs(ends_with_target / COUNT - 4.5 / events) < 5 * (0.25 / COUNT) ** 0.5  # 3 to 6 updates, evenly
+    assert abs(hits - ends_with_target - (COUNT - ends_with_target) / 32) < 5 * (COUNT / 32) ** 0.5

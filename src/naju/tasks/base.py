@@ -41,6 +41,10 @@ class Task(ABC):
     def sample(self, count: int, length: int, generator: Generator) -> Batch:
         """`count` fresh sequences of exactly `length` tokens."""
 
+    def answer_name(self, target: int) -> str:
+        """One of the classes in words."""
+        return str(target)
+
     def describe(self, tokens: Tensor) -> list[str]:
         """One sequence (l,) in words."""
         names = self.token_names()

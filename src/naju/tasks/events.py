@@ -34,6 +34,9 @@ class EventTask(Task):
         entities = (f"e{index}" for index in range(self.n_entities))
         return (*SPECIAL, *entities, *(f"v{index}" for index in range(self.n_values)))
 
+    def answer_name(self, target: int) -> str:
+        return f"v{target}"
+
     def entity_token(self, entity: Tensor) -> Tensor:
         return entity + len(SPECIAL)
 
@@ -56,6 +59,11 @@ def check_at_least(name: str, value: int, least: int, why: str) -> None:
 def integers(low: int, high: int, shape: tuple[int, ...], generator: Generator) -> Tensor:
     """Uniform over low..high, both included."""
     return torch.randint(low, high + 1, shape, generator=generator, device=generator.device)
+
+
+def below(bound: Tensor, generator: Generator) -> Tensor:
+    """Uniform over 0..bound-1, each element with its own bound."""
+    return (torch.rand(bound.shape, generator=generator, device=generator.device) * bound).long()
 
 
 def distinct(rows: int, pool: int, size: int, generator: Generator) -> Tensor:

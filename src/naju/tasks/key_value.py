@@ -20,6 +20,7 @@ from naju.tasks.events import (
     SEP,
     EventTask,
     assemble,
+    below,
     check_at_least,
     check_range,
     distinct,
@@ -51,10 +52,12 @@ class KeyValueTask(EventTask):
 
 @dataclass(frozen=True, kw_only=True)
 class KeyValueRetrieval(KeyValueTask):
-    """T1: between `min_facts` and `max_facts` facts stand right before the query, padding on their left."""
+    """T1: between `min_facts` and `max_facts` facts in one block, right before the query or, if `anywhere`, at any
+    place before it; padding around them."""
 
     min_facts: int = 8
     max_facts: int = 16
+    anywhere: bool = False
 
     def __post_init__(self) -> None:
         check_range("min_facts", self.min_facts, "max_facts", self.max_facts)
@@ -70,7 +73,11 @@ class KeyValueRetrieval(KeyValueTask):
         back = torch.arange(self.max_facts, 0, -1, device=generator.device)
         starts = (length - QUERY_LENGTH - EVENT_LENGTH * back).expand(count, -1)
         kept = integers(self.min_facts, self.max_facts, (count,), generator)
-        return self._batch(starts, kept, length, generator)
+        batch = self._batch(starts, kept, length, generator)
+        if not self.anywhere:
+            return batch
+        free = length - QUERY_LENGTH - EVENT_LENGTH * kept
+        return batch._replace(tokens=_slid_left(batch.tokens, below(free + 1, generator)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,5 +104,11 @@ class ScatteredKeyValueRetrieval(KeyValueTask):
 def _within_third(third: Tensor, size: Tensor, generator: Generator) -> Tensor:
     """An index into `size` things, uniform within the given third of them."""
     low, high = third * size // 3, (third + 1) * size // 3
-    share = torch.rand(third.shape, generator=generator, device=generator.device)
-    return low + (share * (high - low)).long()
+    return low + below(high - low, generator)
+
+
+def _slid_left(tokens: Tensor, by: Tensor) -> Tensor:
+    """What stands before the query moved left by `by` (b,) places, none more than there is padding to its left."""
+    room = tokens.shape[1] - QUERY_LENGTH
+    source = (torch.arange(room, device=tokens.device) + by.unsqueeze(1)) % room
+    return torch.cat([tokens[:, :room].gather(1, source), tokens[:, room:]], dim=1)
