@@ -24,12 +24,18 @@ def test_no_arguments_and_help_list_every_command(capsys: pytest.CaptureFixture[
     for arguments in ((), ("--help",)):
         assert run(*arguments) == 0
         told = capsys.readouterr().out
-        assert all(command in told for command in ("demo", "doctor", "bench"))
+        assert all(command in told for command in ("demo", "doctor", "bench", "tasks"))
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("nonsense",), ("bench", "nonsense"), ("bench", "scan", "--rounds", "many"), ("demo", "--no-such-option")],
+    [
+        ("nonsense",),
+        ("bench", "nonsense"),
+        ("bench", "scan", "--rounds", "many"),
+        ("demo", "--no-such-option"),
+        ("tasks",),
+    ],
 )
 def test_bad_options_exit_with_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 2

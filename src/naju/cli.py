@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 import naju
+from naju.bench.decode import DecodeBench, run_decode_bench
+from naju.bench.errors import ErrorsBench, run_errors_bench
+from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.model import ModelBench, run_model_bench
 from naju.bench.scan import ScanBench, run_scan_bench
+from naju.bench.training import TrainingBench, run_training_bench
 from naju.doctor import run_doctor
 from naju.lab.demo import DemoConfig, run_demo
+from naju.lab.inspect import InspectConfig, run_inspect
+from naju.lab.manage_runs import ListRuns, RemoveRuns, ShowRun, list_runs, remove_runs, show_run
+from naju.lab.report import write_report
+from naju.lab.reproduce import Diagnostics, ListExperiments, list_experiments
+from naju.lab.reproduce import reproduce as run_experiment
+from naju.lab.show_task import ListTasks, ShowTask, list_tasks, show_task
 
 
 def demo(config: tyro.conf.OmitArgPrefixes[DemoConfig]) -> None:
@@ -28,16 +39,83 @@ def doctor() -> None:
 
 Benches = (
     Annotated[ScanBench, tyro.conf.subcommand("scan", prefix_name=False)]
+    | Annotated[ErrorsBench, tyro.conf.subcommand("errors", prefix_name=False)]
     | Annotated[ModelBench, tyro.conf.subcommand("model", prefix_name=False)]
+    | Annotated[ForwardBench, tyro.conf.subcommand("forward", prefix_name=False)]
+    | Annotated[TrainingBench, tyro.conf.subcommand("training", prefix_name=False)]
+    | Annotated[DecodeBench, tyro.conf.subcommand("decode", prefix_name=False)]
 )
 
 
 def bench(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Benches]]) -> None:
     """Measure the scan or a model against its peers; results are rows in benchmarks/results."""
-    if isinstance(config, ScanBench):
-        run_scan_bench(config)
+    runners: dict[type, Callable[..., None]] = {
+        ScanBench: run_scan_bench,
+        ErrorsBench: run_errors_bench,
+        ModelBench: run_model_bench,
+        ForwardBench: run_forward_bench,
+        TrainingBench: run_training_bench,
+        DecodeBench: run_decode_bench,
+    }
+    runners[type(config)](config)
+
+
+Tasks = (
+    Annotated[ShowTask, tyro.conf.subcommand("show", prefix_name=False)]
+    | Annotated[ListTasks, tyro.conf.subcommand("ls", prefix_name=False)]
+)
+
+
+def tasks(
+    config: tyro.conf.PositionalRequiredArgs[tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Tasks]]],
+) -> None:
+    """Print an example of a task with its answer, or list the tasks."""
+    if isinstance(config, ShowTask):
+        show_task(config)
     else:
-        run_model_bench(config)
+        list_tasks()
+
+
+def report(
+    runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="folder of runs, or of their result files")],
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], help="folder for index.html")] = Path("report"),
+) -> None:
+    """Write a page with the results of finished runs beside the paper's."""
+    write_report(runs, output)
+
+
+def inspect(config: tyro.conf.PositionalRequiredArgs[tyro.conf.OmitArgPrefixes[InspectConfig]]) -> None:
+    """Write a page that shows what a trained model keeps and overwrites in one example."""
+    run_inspect(config)
+
+
+Experiments = (
+    Annotated[Diagnostics, tyro.conf.subcommand("diagnostics", prefix_name=False)]
+    | Annotated[ListExperiments, tyro.conf.subcommand("ls", prefix_name=False)]
+)
+
+
+def reproduce(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Experiments]]) -> None:
+    """Fill an experiment's grid of runs, going on where it was left, and print its tables."""
+    if isinstance(config, ListExperiments):
+        list_experiments()
+    else:
+        sys.exit(run_experiment(config))
+
+
+Runs = (
+    Annotated[ListRuns, tyro.conf.subcommand("ls", prefix_name=False)]
+    | Annotated[ShowRun, tyro.conf.subcommand("show", prefix_name=False)]
+    | Annotated[RemoveRuns, tyro.conf.subcommand("rm", prefix_name=False)]
+)
+
+
+def runs(
+    config: tyro.conf.PositionalRequiredArgs[tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Runs]]],
+) -> None:
+    """List the runs of a run store, show one, or remove some."""
+    commands: dict[type, Callable[..., None]] = {ListRuns: list_runs, ShowRun: show_run, RemoveRuns: remove_runs}
+    commands[type(config)](config)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,14 +124,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if list(arguments) == ["--version"]:
         print(f"naju {naju.__version__}")
         return
-    commands: dict[str, Callable[..., None]] = {"demo": demo, "doctor": doctor, "bench": bench}
+    commands: dict[str, Callable[..., None]] = {
+        "demo": demo,
+        "doctor": doctor,
+        "bench": bench,
+        "tasks": tasks,
+        "reproduce": reproduce,
+        "runs": runs,
+        "report": report,
+        "inspect": inspect,
+    }
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands, prog="naju", description=naju.__doc__, args=list(arguments) or ["--help"]
         )
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+    except (ValueError, TypeError, OSError, FloatingPointError, ImportError) as error:
         print(f"naju: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("naju: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

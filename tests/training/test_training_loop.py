@@ -1,49 +1,14 @@
 """The loop, its schedule and its seeds, on a task that takes a second to learn."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 import torch
+from tiny import TokenBeforeLast, config, model, parameters
 from torch import nn
 
-from naju import Classifier, ModelConfig
-from naju.tasks import Batch, Task
-from naju.training import TrainConfig, seeded_generator, seeded_initialisation, train
+from naju.training import seeded_generator, train
 from naju.training.schedule import cosine_with_warmup
-
-
-@dataclass(frozen=True)
-class TokenBeforeLast(Task):
-    """The answer is the last token but one."""
-
-    groups = ("all",)
-    vocab_size = 4
-    n_classes = 4
-
-    def minimum_length(self):
-        return 2
-
-    def token_names(self):
-        return tuple("abcd")
-
-    def sample(self, count, length, generator):
-        tokens = torch.randint(4, (count, length), generator=generator)
-        return Batch(tokens, tokens[:, -2], torch.zeros(count, dtype=torch.int64))
-
-
-def model(seed=0, **options):
-    config = ModelConfig(vocab_size=4, d_model=16, n_layers=1, mixer_options={"d_state": 4, **options})
-    with seeded_initialisation(seed):
-        return Classifier(config, 4)
-
-
-def config(**changes):
-    return TrainConfig(**{"steps": 60, "length": 6, "batch_size": 16, "lr": 1e-2, **changes})
-
-
-def parameters(module):
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
 def test_it_learns():
@@ -138,6 +103,7 @@ def test_purposes_have_streams_of_their_own():
         ({"warmup_ratio": 1.5}, r"warmup_ratio must lie in \[0, 1\], but is 1.5"),
         ({"lr": 0.0}, "lr must be positive, but is 0.0"),
         ({"clip": 0.0}, "clip must be positive or None, but is 0.0"),
+        ({"sequences": 15}, "sequences must fill a batch of 16, but is 15"),
     ],
 )
 def test_impossible_settings_are_refused(changes, message):

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """AdamW on fresh sequences; the defaults are the paper's shared protocol, `steps` excepted."""
+    """AdamW; the defaults are the paper's shared protocol, `steps` excepted.
+
+    `sequences` is the size of a training set that is drawn once and shuffled every epoch; None draws fresh sequences
+    at every step. `bf16` runs the model under bfloat16 autocast.
+    """
 
     steps: int
     length: int = 512
@@ -17,6 +21,8 @@ class TrainConfig:
     warmup_ratio: float = 0.05
     clip: float | None = 1.0
     seed: int = 0
+    sequences: int | None = None
+    bf16: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "length", "batch_size"):
@@ -28,3 +34,35 @@ class TrainConfig:
             raise ValueError(f"lr must be positive, but is {self.lr}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive or None, but is {self.clip}")
+        if self.sequences is not None and self.sequences < self.batch_size:
+            raise ValueError(f"sequences must fill a batch of {self.batch_size}, but is {self.sequences}")
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of one epoch; what does not fill a batch waits for the next shuffle."""
+        if self.sequences is None:
+            raise ValueError("sequences is None: fresh sequences have no epochs")
+        return self.sequences // self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    """How often a run speaks, in steps, and saves itself, in seconds; no result depends on it but the metrics' lines.
+
+    Every `validate_every` is a log point too.
+    """
+
+    log_every: int
+    validate_every: int
+    save_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("log_every", "validate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a positive integer, but is {getattr(self, name)}")
+
+    def logs(self, step: int, last: int) -> bool:
+        return step == last or step % self.log_every == 0 or self.validates(step, last)
+
+    def validates(self, step: int, last: int) -> bool:
+        return step == last or step % self.validate_every == 0

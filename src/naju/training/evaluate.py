@@ -21,20 +21,31 @@ class Accuracy:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, task: Task, *, count: int, length: int, generator: torch.Generator, batch_size: int = 64
+    model: nn.Module,
+    task: Task,
+    *,
+    count: int,
+    length: int,
+    generator: torch.Generator,
+    batch_size: int = 64,
+    bf16: bool = False,
 ) -> Accuracy:
-    """Accuracy of a classifier on `count` fresh sequences of any length; the model's mode is left as it was."""
+    """Accuracy of a classifier on `count` fresh sequences of any length; the model's mode is left as it was.
+
+    Which sequences these are depends on `batch_size`, too: that is how they are drawn.
+    """
     if count < 1:
         raise ValueError(f"count must be a positive integer, but is {count}")
     was_training = model.training
     model.eval()
-    right = torch.zeros(len(task.groups), dtype=torch.int64)
+    right = torch.zeros(len(task.groups), dtype=torch.int64, device=generator.device)
     total = torch.zeros_like(right)
     for start in range(0, count, batch_size):
         batch = task.sample(min(batch_size, count - start), length, generator)
-        correct = (model(batch.tokens).argmax(-1) == batch.targets).long().cpu()
-        right.index_add_(0, batch.group.cpu(), correct)
-        total.index_add_(0, batch.group.cpu(), torch.ones_like(correct))
+        with torch.autocast(generator.device.type, torch.bfloat16, enabled=bf16):
+            correct = (model(batch.tokens).argmax(-1) == batch.targets).long()
+        right.index_add_(0, batch.group, correct)
+        total.index_add_(0, batch.group, torch.ones_like(correct))
     model.train(was_training)
     slices = zip(task.groups, right.tolist(), total.tolist(), strict=True)
     return Accuracy(int(right.sum()) / count, count, {name: (hit / n, n) for name, hit, n in slices if n})

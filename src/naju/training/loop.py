@@ -1,19 +1,20 @@
-"""The training loop."""
+"""The training loops: on fresh sequences, and on a fixed set with metrics, checkpoints and a way to stop."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import nn
-from torch.nn import functional as F
 
 from naju.tasks.base import Task
-from naju.training.config import TrainConfig
-from naju.training.optimizer import parameter_groups
-from naju.training.schedule import cosine_with_warmup
+from naju.training.config import Rhythm, TrainConfig
+from naju.training.cuda_graph import recorded
+from naju.training.fixed_set import FixedSet
+from naju.training.journal import Journal
+from naju.training.learner import Learner
 from naju.training.seeding import seeded_generator
 
 
@@ -32,26 +33,14 @@ def train(
 
     The data depend on `config.seed` alone, so two models trained with one config see the same sequences.
     """
-    device = next(model.parameters()).device
-    data = seeded_generator(config.seed, "training data", device)
-    optimizer = torch.optim.AdamW(parameter_groups(model, lr=config.lr, weight_decay=config.weight_decay), fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: cosine_with_warmup(step, config.steps, config.warmup_ratio)
-    )
+    learner = Learner(model, config)
+    data = seeded_generator(config.seed, "training data", learner.device)
     model.train()
     losses: list[float] = []
     for step in range(1, config.steps + 1):
         batch = task.sample(config.batch_size, config.length, data)
-        loss = F.cross_entropy(model(batch.tokens).float(), batch.targets)
-        losses.append(_finite(loss.item(), step))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if config.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-        lr = float(schedule.get_last_lr()[0])
-        optimizer.step()
-        schedule.step()
-        on_step(Step(step, losses[-1], lr))
+        losses.append(_finite(learner.learn(batch.tokens, batch.targets).item(), step))
+        on_step(Step(step, losses[-1], learner.rate(step)))
     return losses
 
 
@@ -59,3 +48,88 @@ def _finite(loss: float, step: int) -> float:
     if not math.isfinite(loss):
         raise FloatingPointError(f"the loss became {loss} at step {step}; a lower lr or a tighter clip may help")
     return loss
+
+
+class StoppedError(Exception):
+    """Someone asked for an end before the end; what was learned so far is saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporter:
+    """Where a run tells how far it is (`begin` at the step it goes on from, `progress` with the mean loss of a window,
+    `note` in a sentence) and hears after every step whether it should `stop`."""
+
+    begin: Callable[[int], None] = lambda step: None
+    progress: Callable[[int, float], None] = lambda step, loss: None
+    note: Callable[[str], None] = lambda sentence: None
+    stop: Callable[[], bool] = lambda: False
+
+
+SILENT = Reporter()
+
+
+def fit(
+    learner: Learner,
+    data: FixedSet,
+    journal: Journal,
+    rhythm: Rhythm,
+    validate: Callable[[], float],
+    reporter: Reporter = SILENT,
+) -> str:
+    """Train to the end of `learner.config`, from wherever the learner stands; returns in words how steps were executed.
+
+    On the CPU the outcome, metrics included, is the same bit for bit however often the run was stopped or killed and
+    restored from a checkpoint. A loss that is not finite ends it at the next log point.
+    """
+    steps, done = learner.config.steps, int(learner.steps_done)
+    reporter.begin(done)
+    if done == steps:
+        return "nothing left to execute"
+    learner.model.train()
+    data.shuffle(done // len(data.order))
+    run_step, execution = _executable(learner, data, reporter.note)
+    for step in range(done + 1, steps + 1):
+        if (step - 1) % len(data.order) == 0:
+            data.shuffle((step - 1) // len(data.order))
+        run_step()
+        if rhythm.logs(step, steps):
+            mean_loss = _log(step, learner, journal, validate if rhythm.validates(step, steps) else None)
+            reporter.progress(step, mean_loss)
+            journal.save_if_older(0 if step == steps else rhythm.save_seconds, step)
+        if step < steps and reporter.stop():
+            journal.save(step)
+            raise StoppedError(f"stopped after step {step} of {steps}; the same command goes on from there")
+    return execution
+
+
+def _log(step: int, learner: Learner, journal: Journal, validate: Callable[[], float] | None) -> float:
+    """Means over the window since the last line; returns that of the loss."""
+    loss, correct = learner.window()
+    count = step - journal.last_logged
+    row = {
+        "step": step,
+        "loss": loss / count,
+        "lr": learner.rate(step),
+        "train_accuracy": correct / (count * learner.config.batch_size),
+        "validation_accuracy": None if validate is None else validate(),
+    }
+    journal.log(row)
+    return loss / count
+
+
+def _executable(learner: Learner, data: FixedSet, note: Callable[[str], None]) -> tuple[Callable[[], object], str]:
+    """The step as it will be run, and in words how."""
+
+    def step() -> None:
+        learner.learn(*data.batch(learner.steps_done))
+
+    if learner.device.type != "cuda":
+        return step, "eager"
+    before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
+    try:
+        return recorded(step, learner.tensors().values()), "CUDA graph"
+    except RuntimeError as error:
+        learner.restore(before)
+        reason = str(error).splitlines()[0]
+        note(f"no CUDA graph, every step runs eagerly: {reason}")
+        return step, f"eager: {reason}"

@@ -1,0 +1,80 @@
+"""`naju runs`: what is in a run store, one run in full, and how to be rid of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from naju.lab.diagnostics import aligned, tables
+from naju.lab.runs import RunFolder, RunStore
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListRuns:
+    """Every run with its status."""
+
+    runs: Path = RUNS
+    """Folder of the run store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowRun:
+    """One run: config, last lines of its metrics, result."""
+
+    name: str
+    """As `naju runs ls` prints it."""
+    runs: Path = RUNS
+    """Folder of the run store."""
+    lines: int = 5
+    """How many of the last lines of its metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveRuns:
+    """Delete runs; one that is being trained is refused, and then none is deleted."""
+
+    names: tuple[str, ...]
+    """As `naju runs ls` prints them."""
+    runs: Path = RUNS
+    """Folder of the run store."""
+
+
+def list_runs(options: ListRuns) -> None:
+    rows = [["run", "status", "accuracy by length"]]
+    for run in RunStore(options.runs).runs():
+        result = run.result()
+        measured = {} if result is None else result.get("accuracy", {})
+        told = " ".join(f"{length}: {cell['all']:.3f}" for length, cell in measured.items())
+        rows.append([f"{run.path.parent.name}/{run.name}", run.status(), told])
+    print(aligned(rows) if len(rows) > 1 else f"no runs in {options.runs}")
+
+
+def show_run(options: ShowRun) -> None:
+    run = RunStore(options.runs).find(options.name)
+    print(f"{run.path}: {run.status()}\n")
+    print(aligned([[key, json.dumps(value)] for key, value in run.config().items()]), "\n")
+    for row in run.metrics()[-options.lines :] if options.lines > 0 else []:
+        print(json.dumps(row))
+    _show_result(run)
+
+
+def _show_result(run: RunFolder) -> None:
+    result = run.result()
+    if result is None:
+        return
+    facts = ("parameters", "state_size", "seconds", "train_accuracy", "best_validation", "final_validation", "when")
+    print(aligned([["", ""], *([name, str(result.get(name))] for name in facts)]))
+    print(f"\n{tables([result])}")
+
+
+def remove_runs(options: RemoveRuns) -> None:
+    store = RunStore(options.runs)
+    found = [store.find(name) for name in options.names]
+    for run in found:
+        run.check_idle()
+    for run in found:
+        run.remove()
+        print(f"removed {run.path}")

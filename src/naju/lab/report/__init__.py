@@ -1,0 +1,71 @@
+"""One page from finished runs: the frontier, every table beside the paper's, curves, costs, and what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import naju
+from naju.lab.diagnostics import SUCCESS
+from naju.lab.pages import render, write_page
+from naju.lab.paper import diagnostics
+from naju.lab.report import charts, gaps, tables
+from naju.lab.report.results import BOARDS, GROWING, Model, Reading, group_models, read_results
+from naju.tasks import TASKS
+
+
+def write_report(runs: Path, output: Path) -> Path:
+    """Write `output/index.html` about a folder of runs or of copied results, and say where it is.
+
+    Without any result it says so, on the page as well.
+    """
+    reading = read_results(runs)
+    path = output / "index.html"
+    write_page(path, build_page(reading))
+    print(f"Report on {len(reading.results)} finished runs: {path.resolve()}")
+    for problem in reading.problems:
+        print(f"  not in it: {problem}")
+    return path
+
+
+def build_page(reading: Reading) -> str:
+    models = group_models(reading.results)
+    counts = gaps.seed_counts(models)
+    return render(
+        "report.html",
+        version=naju.__version__,
+        results=reading.results,
+        problems=reading.problems,
+        models=models,
+        paper=diagnostics(),
+        boards=BOARDS,
+        growing=GROWING,
+        success=SUCCESS,
+        tasks=tuple(TASKS),
+        counts=counts,
+        missing=gaps.missing_seeds(counts),
+        deviations=gaps.deviations(models),
+        **(_measured(models) if models else {}),
+    )
+
+
+def _measured(models: list[Model]) -> dict[str, Any]:
+    """Everything that needs at least one run."""
+    styles = charts.styles_of(models)
+    boards = charts.boards_with_results(models)
+    trained = [task for task in TASKS if any(run.curve for model in models for run in model.of(task))]
+    return {
+        "legend": [(model.label, styles[model.label]) for model in models],
+        "frontier": charts.frontier(models, styles),
+        "main": tables.main_table(models),
+        "task_tables": [table for board in BOARDS if (table := tables.task_table(board, models)) is not None],
+        "costs": tables.cost_table(models),
+        "by_length": [charts.against_length(board, models, styles) for board in boards],
+        "by_distance": [charts.against_distance(board, models, styles) for board in boards],
+        "curves": [
+            draw(task, models, styles)
+            for draw in (charts.training_loss, charts.validation_accuracy)
+            for task in trained
+        ],
+        "longest": max(model.far for model in models),
+    }

@@ -1,0 +1,212 @@
+"""`naju reproduce`: the paper's experiments as grids of runs that fill in any number of sittings."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from naju.lab.diagnostic_run import EXPERIMENT, DiagnosticRun, run_diagnostic
+from naju.lab.diagnostics import FULL, QUICK, SUITE, UNCHANGED, Changes, aligned, diagnostic_run, in_order, tables
+from naju.lab.grid import Grid, Outcome
+from naju.lab.runs import Results, RunStore
+from naju.lab.signals import Signals
+from naju.mixers import MIXERS
+from naju.training import Reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridOptions:
+    """Where and how a grid is filled."""
+
+    jobs: int | None = None
+    """Runs at once, each in a process of its own; by default one a core, or one on a GPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    runs: Path = Path("runs")
+    """Folder of the run store; processes and machines may share it."""
+    results: Path | None = None
+    """Folder for copies of the small results; a cell that has one counts as finished."""
+    plan: bool = False
+    """Only print the cells in the order in which they will be filled, and where each stands."""
+
+    def chosen_device(self) -> str:
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is 'cuda', but torch finds no GPU it can use")
+        return self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+    def chosen_jobs(self) -> int:
+        return self.jobs if self.jobs is not None else 1 if self.chosen_device() == "cuda" else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostics:
+    """T1 to T4: retention and overwriting, learned at length 512 and examined up to 8192."""
+
+    mixers: tuple[str, ...] = ()
+    """Names of mixers. Without any: the whole suite, and the Transformer once more with three times the epochs."""
+    tasks: tuple[str, ...] = ()
+    """Some of T1, T2, T3, T4; without any: all."""
+    seeds: tuple[str, ...] = ()
+    """Numbers and ranges, such as 1-3 5; without any: 1-5, or 1 for the quick grid."""
+    size: str | None = None
+    """Another model size, such as d128-n16 (d_model, d_state)."""
+    head: Literal["linear", "hidden"] = "linear"
+    epochs: int | None = None
+    """Instead of the task's own number of epochs."""
+    epochs_factor: int = 1
+    """Times as many epochs."""
+    sequences: int | None = None
+    """Instead of the task's own number of training sequences."""
+    quick: bool = False
+    """A small but real grid for two CPU cores: naju, coupled and mamba2 on small T2 and T4."""
+    grid: GridOptions = field(default_factory=GridOptions)
+
+    def cells(self) -> list[DiagnosticRun]:
+        """In the order in which they are filled."""
+        protocol = QUICK if self.quick else FULL
+        mixers = self.mixers or (tuple(protocol.settings) if self.quick else SUITE)
+        _check_names("mixers", mixers, MIXERS)
+        tasks = self.tasks or tuple(protocol.budgets)
+        _check_names("tasks", tasks, protocol.budgets)
+        seeds = parse_seeds(self.seeds or (("1",) if self.quick else ("1-5",)))
+        device, changes = self.grid.chosen_device(), self.changes()
+        cells = [
+            diagnostic_run(protocol, *cell, device=device, changes=changes) for cell in in_order(mixers, tasks, seeds)
+        ]
+        if not self.mixers and not self.quick and changes == UNCHANGED:
+            longer = Changes(epochs_factor=3)
+            cells += [
+                diagnostic_run(protocol, *cell, device=device, changes=longer)
+                for cell in in_order(("transformer",), tasks, seeds)
+            ]
+        return cells
+
+    def changes(self) -> Changes:
+        return Changes(
+            size=self.size,
+            epochs=self.epochs,
+            epochs_factor=self.epochs_factor,
+            sequences=self.sequences,
+            head=self.head,
+        )
+
+
+@dataclass(frozen=True)
+class ListExperiments:
+    """Every experiment with what it is."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """How the runs of one experiment are trained, and how its results are shown; the cells come from its options."""
+
+    name: str
+    train: Callable[..., dict[str, Any]]
+    tables: Callable[[Sequence[Mapping[str, Any]]], str]
+    describe: Callable[[dict[str, Any]], str]
+
+
+def _train_diagnostic(runs: Path, run: DiagnosticRun, reporter: Reporter) -> dict[str, Any]:
+    return run_diagnostic(run, RunStore(runs).folder(EXPERIMENT, run.name), reporter)
+
+
+def _describe_diagnostic(result: dict[str, Any]) -> str:
+    told = " ".join(f"{length}: {cell['all']:.3f}" for length, cell in result["accuracy"].items())
+    grown = " ".join(f"{length}: {cell['all']:.3f}" for length, cell in result.get("growing", {}).items())
+    return f"{told}{f' | growing {grown}' if grown else ''} | {result['seconds']:.0f} s"
+
+
+EXPERIMENTS: Mapping[type, Experiment] = {
+    Diagnostics: Experiment(EXPERIMENT, _train_diagnostic, tables, _describe_diagnostic),
+}
+
+
+def reproduce(options: Diagnostics) -> int:
+    """Fill a grid and print its tables. The exit code is 0 if all cells are finished, 1 if some are not, 128 + n after
+    signal n."""
+    experiment, grid, cells = EXPERIMENTS[type(options)], options.grid, options.cells()
+    results = Results(RunStore(grid.runs), experiment.name, grid.results)
+    if grid.plan:
+        print(_plan(cells, results))
+        return 0
+    for cell in cells:
+        results.collect(cell.name)
+        _warn_of_another_config(cell, results.get(cell.name))
+    missing = [cell for cell in cells if results.get(cell.name) is None]
+    print(
+        f"{len(cells)} cells, {len(cells) - len(missing)} of them finished; {len(missing)} to do on {cells[0].device}."
+    )
+
+    def finish(name: str, result: dict[str, Any]) -> str:
+        results.collect(name)
+        return experiment.describe(result)
+
+    with Signals() as signals:
+        outcomes = Grid(partial(experiment.train, grid.runs), grid.chosen_jobs(), finish).fill(missing, signals)
+    found = [result for cell in cells if (result := results.get(cell.name)) is not None]
+    print(f"\n{experiment.tables(found)}\n\n`naju report {grid.runs}` makes a page of what is finished.")
+    return _verdict(outcomes, signals)
+
+
+def _warn_of_another_config(cell: DiagnosticRun, result: Mapping[str, Any] | None) -> None:
+    """A result counts by its name; where the protocol has changed since, the reader has to know."""
+    wanted, own = cell.to_json(), {} if result is None else result.get("config", {})
+    differs = sorted(key for key in {*wanted, *own} - {"device", "bf16"} if wanted.get(key) != own.get(key))
+    if result is not None and differs:
+        print(f"{cell.name} counts as finished, but has another {', '.join(differs)} than this grid")
+
+
+def _verdict(outcomes: Sequence[Outcome], signals: Signals) -> int:
+    """Say on stderr what is not finished and why."""
+    open_cells = [outcome for outcome in outcomes if outcome.kind != "done"]
+    for outcome in open_cells:
+        if outcome.kind in ("failed", "died", "busy"):
+            print(f"{outcome.name} {outcome.kind}: {outcome.text}", file=sys.stderr)
+    if signals.received is not None:
+        print(
+            f"stopped by {signals.received.name}; {len(open_cells)} cells are open, what they learned is saved, "
+            "and the same command goes on from there",
+            file=sys.stderr,
+        )
+        return 128 + signals.received
+    return 1 if open_cells else 0
+
+
+def _plan(cells: Sequence[DiagnosticRun], results: Results) -> str:
+    rows = [["", "cell", "steps", "status"]]
+    for place, cell in enumerate(cells, 1):
+        folder = results.store.folder(results.experiment, cell.name)
+        begun = folder.status() if folder.path.exists() else "not begun"
+        rows.append([str(place), cell.name, str(cell.steps), "finished" if results.get(cell.name) else begun])
+    return aligned(rows)
+
+
+def list_experiments() -> None:
+    for options, experiment in EXPERIMENTS.items():
+        print(f"{experiment.name}  {options.__doc__}")
+
+
+def parse_seeds(parts: Sequence[str]) -> tuple[int, ...]:
+    """Numbers and ranges with both ends, each seed once, in the order given."""
+    seeds: dict[int, None] = {}
+    for part in parts:
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ValueError(f"seeds must be numbers or ranges such as 1-5, but one is {part!r}")
+        seeds |= dict.fromkeys(range(int(found[1]), int(found[2] or found[1]) + 1))
+    if not seeds:
+        raise ValueError("seeds must name at least one seed, but names none")
+    return tuple(seeds)
+
+
+def _check_names(option: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
+    strangers = [name for name in names if name not in known]
+    if strangers or len(set(names)) < len(names):
+        raise ValueError(f"{option} must be different ones of {', '.join(known)}, but are {', '.join(names)}")

@@ -1,0 +1,167 @@
+"""The run store: one folder a run, `<runs>/<experiment>/<name>/`, and copies of small results elsewhere.
+
+A folder holds `config.json` (all that determines the run), `metrics.jsonl`, `checkpoint.safetensors` and, written last,
+`result.json`: a run is finished when that is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import naju
+from naju.lab.lock import holder
+from naju.training.checkpoint import NEWEST, Checkpoint, read_checkpoint
+from naju.training.files import write_json
+from naju.training.metrics import read_metrics
+
+CONFIG, RESULT = "config.json", "result.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run, which need not exist yet."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Create it, or make sure that it belongs to this very config."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        found = _read(self.path / CONFIG)
+        if found is None:
+            write_json(self.path / CONFIG, dict(config))
+        elif found != _as_json(config):
+            differs = sorted(key for key in {*found, *config} if found.get(key) != _as_json(config).get(key))
+            raise ValueError(
+                f"run {self.name} was begun with another {', '.join(differs)}; remove it with `naju runs rm` "
+                "or use another runs folder"
+            )
+
+    def config(self) -> dict[str, Any]:
+        found = _read(self.path / CONFIG)
+        if found is None:
+            raise FileNotFoundError(f"{self.path} is no run: it has no readable {CONFIG}")
+        return found
+
+    def result(self) -> dict[str, Any] | None:
+        return _read(self.path / RESULT)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        write_json(self.path / RESULT, dict(result))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_metrics(self.path)
+
+    def checkpoint(self) -> Checkpoint:
+        return read_checkpoint(self.path / NEWEST)
+
+    def status(self) -> str:
+        """In words."""
+        if self.result() is not None:
+            return "finished"
+        rows = self.metrics()
+        where = f"step {rows[-1]['step']} of {self.config().get('steps', '?')}" if rows else "not yet at its first line"
+        owner = holder(self.path)
+        return f"interrupted, {where}" if owner is None else f"running as {owner}, {where}"
+
+    def check_idle(self) -> None:
+        owner = holder(self.path)
+        if owner is not None:
+            raise ValueError(f"run {self.name} is being trained by {owner}; stop that first")
+
+    def remove(self) -> None:
+        self.check_idle()
+        shutil.rmtree(self.path)
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """All runs under one folder."""
+
+    root: Path
+
+    def folder(self, experiment: str, name: str) -> RunFolder:
+        return RunFolder(self.root / experiment / name)
+
+    def runs(self) -> Iterator[RunFolder]:
+        """Every run of every experiment, in the order of their names."""
+        for config in sorted(self.root.glob(f"*/*/{CONFIG}")):
+            yield RunFolder(config.parent)
+
+    def find(self, name: str) -> RunFolder:
+        """A run by its name, or by `experiment/name` where two experiments share it."""
+        runs = list(self.runs())
+        found = [run for run in runs if name in (run.name, f"{run.path.parent.name}/{run.name}")]
+        if len(found) != 1:
+            problem = "several runs are" if found else "no run is"
+            known = ", ".join(f"{run.path.parent.name}/{run.name}" for run in found or runs) or "none"
+            raise ValueError(f"{problem} called {name!r} in {self.root}; there: {known}")
+        return found[0]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Finished results of one experiment: those in the run store, and the copies `<folder>/<name>.json`."""
+
+    store: RunStore
+    experiment: str
+    copies: Path | None = None
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        copy = None if self.copies is None else _read(self.copies / f"{name}.json")
+        return self.store.folder(self.experiment, name).result() or copy
+
+    def collect(self, name: str) -> None:
+        """Make the copy of a finished run; nothing is written where it is there already."""
+        result = self.store.folder(self.experiment, name).result()
+        if self.copies is not None and result is not None and _read(self.copies / f"{name}.json") != result:
+            self.copies.mkdir(parents=True, exist_ok=True)
+            write_json(self.copies / f"{name}.json", result)
+
+
+def machine() -> dict[str, Any]:
+    """What the times of a run depend on; no name and no path."""
+    return {
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of everything whose arithmetic a run may have used."""
+    found = {"naju": naju.__version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    for name in ("triton", "fla-core", "mamba_ssm", "causal_conv1d", "mlstm_kernels"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As it reads after writing: tuples are lists."""
+    return dict(json.loads(json.dumps(dict(value))))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """None where the file is missing or unreadable as JSON: then it has to be written anew."""
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return None
+    return found if isinstance(found, dict) else None

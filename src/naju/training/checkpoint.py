@@ -1,0 +1,87 @@
+"""Checkpoints without pickle: one safetensors file with a checksum, and the one before it in case it is damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from naju.training.files import write_whole
+
+NEWEST, BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`tensors` are named `model.*`, `optimizer.*` and `loop.*`; a finished run keeps the first kind only."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+    def model(self) -> dict[str, Tensor]:
+        """For `load_state_dict` of the model alone."""
+        prefix = "model."
+        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+
+class Checkpoints:
+    """The checkpoints of one run. `allow` is called before every write and may refuse by raising."""
+
+    def __init__(self, folder: Path, allow: Callable[[], None] = lambda: None) -> None:
+        self.newest, self.before, self.allow = folder / NEWEST, folder / BEFORE, allow
+
+    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Killed at any moment, this leaves a good file under one of the two names."""
+        own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+        about = {"facts": json.dumps(facts), "checksum": _checksum(own)}
+        self.allow()
+        fresh = self.newest.with_name(f"{self.newest.name}.fresh")
+        write_whole(fresh, save(own, about))
+        if self.newest.exists():
+            os.replace(self.newest, self.before)
+        os.replace(fresh, self.newest)
+
+    def load(self, report: Callable[[str], None]) -> Checkpoint | None:
+        """The newest good one; a damaged one is reported and passed over."""
+        for path in (self.newest, self.before):
+            if path.exists():
+                try:
+                    return read_checkpoint(path)
+                except ValueError as error:
+                    report(str(error))
+        return None
+
+    def keep_only(self, checkpoint: Checkpoint) -> None:
+        """Put a smaller one in place of all."""
+        self.save(checkpoint.tensors, checkpoint.facts)
+        self.before.unlink(missing_ok=True)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """A damaged file is a ValueError that names it."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    except SafetensorError as error:
+        raise ValueError(f"checkpoint {path.name} is damaged: {error}") from error
+    if about.get("checksum") != _checksum(tensors):
+        raise ValueError(f"checkpoint {path.name} is damaged: its checksum does not fit its content")
+    return Checkpoint(tensors, json.loads(about["facts"]))
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,41 @@
+"""A training set that is drawn once and stays on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from naju.tasks.base import Task
+from naju.training.config import TrainConfig
+from naju.training.seeding import seeded_generator
+
+# Part of what the set is: drawing in other portions would use the random stream in another order.
+PORTION = 4096
+
+
+class FixedSet:
+    """`config.sequences` sequences of a task that depend on the seed (and the kind of device) alone."""
+
+    def __init__(self, task: Task, config: TrainConfig, device: torch.device) -> None:
+        if config.sequences is None:
+            raise ValueError("sequences must be a number for a fixed set, but is None")
+        self.config, self.device = config, device
+        generator = seeded_generator(config.seed, "training data", device)
+        self.tokens = torch.empty(config.sequences, config.length, dtype=torch.int32, device=device)
+        self.targets = torch.empty(config.sequences, dtype=torch.int64, device=device)
+        for start in range(0, config.sequences, PORTION):
+            rows = slice(start, min(start + PORTION, config.sequences))
+            batch = task.sample(rows.stop - rows.start, config.length, generator)
+            self.tokens[rows], self.targets[rows] = batch.tokens, batch.targets
+        self.order = torch.empty(config.epoch_steps, config.batch_size, dtype=torch.int64, device=device)
+
+    def shuffle(self, epoch: int) -> None:
+        """The order of one epoch follows from the seed and its number, whatever came before."""
+        generator = seeded_generator(self.config.seed, f"order of epoch {epoch}", self.device)
+        shuffled = torch.randperm(len(self.targets), generator=generator, device=self.device)
+        self.order.copy_(shuffled[: self.order.numel()].view_as(self.order))
+
+    def batch(self, steps_done: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of the step after `steps_done` (1,), which is read on the device alone."""
+        rows = self.order.index_select(0, steps_done % len(self.order)).squeeze(0)
+        return self.tokens.index_select(0, rows), self.targets.index_select(0, rows)

@@ -1,0 +1,43 @@
+"""A recorded step against the same step run eagerly, on a GPU."""
+
+import pytest
+import torch
+from tiny import TokenBeforeLast, config, model, parameters
+
+from naju.training import FixedSet, Learner
+from naju.training.cuda_graph import recorded
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+GPU = torch.device("cuda")
+
+
+def learner_and_data(*, bf16):
+    settings = config(steps=12, sequences=64, bf16=bf16)
+    learner, data = Learner(model().to(GPU), settings), FixedSet(TokenBeforeLast(), settings, GPU)
+    return learner, data, lambda: learner.learn(*data.batch(learner.steps_done))
+
+
+def losses(learner, data, step):
+    """Each step's loss, over three epochs."""
+    found = []
+    for count in range(12):
+        if count % len(data.order) == 0:
+            data.shuffle(count // len(data.order))
+        step()
+        found.append(learner.window().loss)
+    return found
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_replays_are_the_steps(bf16):
+    eager, replayed = learner_and_data(bf16=bf16), learner_and_data(bf16=bf16)
+    wanted = losses(*eager)
+    learner, data, step = replayed
+    before = parameters(learner.model).clone()
+    data.shuffle(0)
+    replay = recorded(step, learner.tensors().values())
+    assert torch.equal(parameters(learner.model), before)
+    assert int(learner.steps_done) == 0
+    assert losses(learner, data, replay) == pytest.approx(wanted, rel=1e-3)
+    assert int(learner.steps_done) == 12
