@@ -241,6 +241,7 @@ def kernels_of(d_state, dtype):
     yield gates.convolve_backward, config.convolution, config.chunk, common
     yield forward.states, config.states, config.chunk, common | {"ADJOINT": False}
     yield forward.states, config.states, config.chunk, common | {"ADJOINT": True}
+    yield forward.carry, launch.CARRY_TILE, launch.CARRY_BLOCK, common | {"ADJOINT": False}
     yield forward.outputs, config.outputs, config.block, common
     yield backward.channel_gradients, config.channels, config.block, common
     yield backward.key_gradients, config.keys, config.chunk, common
@@ -249,7 +250,9 @@ def kernels_of(d_state, dtype):
 def signature_of(kernel, constants, dtype):
     half = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}[dtype]
     gate = "*fp32" if dtype == torch.float32 else "*fp16"
-    types = dict.fromkeys(["ends", "decays", "entering", "leaving", "final", "dinitial", "dD", "partial"], "*fp32")
+    types = dict.fromkeys(
+        ["ends", "decays", "initial", "entering", "leaving", "final", "dinitial", "dD", "partial"], "*fp32"
+    )
     types |= dict.fromkeys(["boundaries", "owners", "firsts", "first_chunks", "chunk_owners", "lengths"], "*i64")
     types |= dict.fromkeys(["kept", "adjoints"], "*bf16" if dtype == torch.bfloat16 else "*fp32")
     types |= dict.fromkeys(["log_f", "log_i"], gate) | {"alpha": "fp32"}
@@ -263,12 +266,32 @@ def signature_of(kernel, constants, dtype):
     return {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
 
 
+# a sequence that begins, and a state that nobody differentiates
+ABSENT = {
+    "convolve_silu": ["tail"],
+    "convolved_gates": ["tail"],
+    "convolved_gates_backward": ["tail", "dtail"],
+    "silu_backward": ["tail"],
+    "convolve_backward": ["dtail"],
+    "carry": ["initial"],
+    "outputs": ["entering"],
+    "channel_gradients": ["leaving", "dinitial"],
+}
+
+
+def with_and_without(kernels):
+    for kernel, tile, block, constants in kernels:
+        yield kernel, tile, block, constants
+        if kernel.__name__ in ABSENT:
+            yield kernel, tile, block, constants | dict.fromkeys(ABSENT[kernel.__name__])
+
+
 def compile_all(architecture, d_state, dtype):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    for kernel, tile, block, constants in kernels_of(d_state, dtype):
+    for kernel, tile, block, constants in with_and_without(kernels_of(d_state, dtype)):
         constants = constants | {"BLOCK": block, "LEVELS": block.bit_length() - 1, "BD": tile.channels}
         constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
         source = ASTSource(fn=kernel, signature=signature_of(kernel, constants, dtype), constexprs=constants)

@@ -84,11 +84,9 @@ def convolved(u, u_stride, tail, weight, bias, start, tokens, place, t, channels
 
 
 @triton.jit
-def tail_of(tail, sequence, d_inner, WIDTH: tl.constexpr):
-    """A sequence's tail, or None where none has any."""
-    if tail is not None:
-        tail += sequence.to(tl.int64) * (WIDTH - 1) * d_inner
-    return tail
+def in_tails(sequence, d_inner, WIDTH: tl.constexpr):
+    """Where a sequence's tail begins."""
+    return sequence.to(tl.int64) * (WIDTH - 1) * d_inner
 
 
 @triton.jit(do_not_specialize=LENGTH_ARGUMENTS)
@@ -119,7 +117,8 @@ def convolve_silu(
         return
     start, stop = sequence_rows(sequence, boundaries, length, PACKED)
     t = place.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tail = tail_of(tail, sequence, d_inner, WIDTH)
+    if tail is not None:
+        tail += in_tails(sequence, d_inner, WIDTH)
     total = convolved(u, u_stride, tail, weight, bias, start, stop - start, place, t, channels, d_inner, WIDTH)
     mask = (t < stop - start)[:, None] & (channels < d_inner)[None, :]
     store(out, d_inner, (start + t)[:, None], channels[None, :], total * sigmoid(total, PRECISION), mask)
@@ -166,7 +165,8 @@ def convolved_gates(
     t = place.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = (t < stop - start)[:, None] & (channels < d_inner)[None, :]
     rows = (start + t)[:, None]
-    tail = tail_of(tail, sequence, d_inner, WIDTH)
+    if tail is not None:
+        tail += in_tails(sequence, d_inner, WIDTH)
     f_tile = load(f_logit, f_stride, rows, channels[None, :], mask).to(tl.float32)
     i_tile = load(i_logit, i_stride, rows, channels[None, :], mask).to(tl.float32)
     f_tile += channel_vector(f_bias, channels, d_inner)
@@ -248,7 +248,8 @@ def convolved_gates_backward(
     start, stop = sequence_rows(sequence, boundaries, length, PACKED)
     tokens = stop - start
     t = place.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tail = tail_of(tail, sequence, d_inner, WIDTH)
+    if tail is not None:
+        tail += in_tails(sequence, d_inner, WIDTH)
     mask = (t < tokens)[:, None] & (channels < d_inner)[None, :]
     rows = (start + t)[:, None]
     direct = load(dh, d_inner, rows, channels[None, :], mask).to(tl.float32)
@@ -267,7 +268,7 @@ def convolved_gates_backward(
         if place == 0:
             before = t - BLOCK
             tile = pulled_by_gates(df, di, d_stride, f_taps, i_taps, start, tokens, before, channels, d_inner, WIDTH)
-            store_before_start(tail_of(dtail, sequence, d_inner, WIDTH), before, tile, channels, d_inner, WIDTH)
+            store_before_start(dtail + in_tails(sequence, d_inner, WIDTH), before, tile, channels, d_inner, WIDTH)
 
 
 @triton.jit(do_not_specialize=LENGTH_ARGUMENTS)
@@ -300,7 +301,8 @@ def silu_backward(
     start, stop = sequence_rows(sequence, boundaries, length, PACKED)
     tokens = stop - start
     t = place.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tail = tail_of(tail, sequence, d_inner, WIDTH)
+    if tail is not None:
+        tail += in_tails(sequence, d_inner, WIDTH)
     total = convolved(u, u_stride, tail, weight, bias, start, tokens, place, t, channels, d_inner, WIDTH)
     opened = sigmoid(total, PRECISION)
     slope = opened * (1.0 + total * (1.0 - opened))
@@ -358,4 +360,4 @@ def convolve_backward(
         if place == 0:
             before = t - BLOCK
             tile = pulled(dtotal, weight, start, tokens, before, channels, d_inner, WIDTH)
-            store_before_start(tail_of(dtail, sequence, d_inner, WIDTH), before, tile, channels, d_inner, WIDTH)
+            store_before_start(dtail + in_tails(sequence, d_inner, WIDTH), before, tile, channels, d_inner, WIDTH)
