@@ -52,11 +52,13 @@ def bench(folder: Path, **changes: Any) -> list[dict[str, Any]]:
 
 def test_errors_name_every_tensor_and_are_those_of_the_dtype(tmp_path: Path) -> None:
     written = bench(tmp_path, backends=("chunked",), dtypes=("float32", "bfloat16"))
-    assert len(written) == len(TENSORS) * len(GATES) * 2
-    assert {row["tensor"] for row in written} == TENSORS
+    assert len(written) == len(GATES) * 2
     for row in written:
         assert row["nan"] == 0
-        assert 0 < row["relative_error"] < (1e-5 if row["dtype"] == "float32" else 1e-2)
+        assert row["relative_error"].keys() == TENSORS
+        assert all(
+            0 < error < (1e-5 if row["dtype"] == "float32" else 1e-2) for error in row["relative_error"].values()
+        )
 
 
 def test_a_wrong_backend_shows(
@@ -69,14 +71,11 @@ def test_a_wrong_backend_shows(
         return (1.1 * y, state * torch.nan) if backend == "wrong" else (y, state)
 
     monkeypatch.setattr(errors, "naju_scan", wrong)
-    written = {
-        (row["backend"], row["tensor"]): row
-        for row in bench(tmp_path, backends=("wrong", "chunked"), dtypes=("float32",))
-    }
-    assert written["wrong", "y"]["relative_error"] == pytest.approx(0.1, rel=1e-4)
-    assert written["wrong", "state"]["nan"] == 8 * 4
-    assert written["wrong", "state"]["relative_error"] is None
-    assert written["chunked", "y"]["relative_error"] < 1e-6
+    written = {row["backend"]: row for row in bench(tmp_path, backends=("wrong", "chunked"), dtypes=("float32",))}
+    assert written["wrong"]["relative_error"]["y"] == pytest.approx(0.1, rel=1e-4)
+    assert written["wrong"]["nan"] >= 8 * 4
+    assert written["wrong"]["relative_error"]["state"] is None
+    assert written["chunked"]["relative_error"]["y"] < 1e-6
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[:2] == ["float32", "wrong"]]
     assert line.split()[2:4] == ["0.1", "-"]
 

@@ -40,13 +40,19 @@ class ErrorsBench:
 
 
 def run_errors_bench(bench: ErrorsBench) -> None:
-    names = bench.backends or [name for name, missing in backends().items() if missing is None and name not in SLOW]
+    names = bench.backends or _that_run_on(bench.device)
     for length in at_least_one("lengths", bench.lengths):
         rows = [row for gates in GATES for dtype in bench.dtypes for row in _rows(bench, names, length, gates, dtype)]
         print(f"\nrelative error against float64, length {length}, d_inner {bench.d_inner}, d_state {bench.d_state}")
         _print(rows)
         path = save_rows("errors", rows, bench.out)
     print(f"rows appended to {path}")
+
+
+def _that_run_on(device: str) -> list[str]:
+    """Backends that can run on this kind of device, without the slow ones."""
+    elsewhere = {"cpu_compiled"} if torch.device(device).type == "cuda" else set()
+    return [name for name, missing in backends().items() if missing is None and name not in {*SLOW, *elsewhere}]
 
 
 def _rows(bench: ErrorsBench, names: Sequence[str], length: int, gates: str, dtype: str) -> list[dict[str, Any]]:
@@ -61,7 +67,7 @@ def _rows(bench: ErrorsBench, names: Sequence[str], length: int, gates: str, dty
     for name in names:
         got = attempt(partial(outcome, inputs, cotangents, name))
         row = {**about, "dtype": dtype, "backend": name}
-        rows += [{**row, "reason": got.reason}] if isinstance(got, Failed) else _errors(row, got, want)
+        rows.append(row | ({"reason": got.reason} if isinstance(got, Failed) else _errors(got, want)))
     return rows
 
 
@@ -74,14 +80,11 @@ def outcome(inputs: Tensors, cotangents: list[Tensor], backend: str) -> Tensors:
     return {"y": y, "state": state} | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
 
-def _errors(row: dict[str, Any], got: Tensors, want: Tensors) -> list[dict[str, Any]]:
-    """A row for each tensor; one with NaN in it has no error but a count."""
-    rows = []
-    for name, wanted in want.items():
-        count = int(got[name].isnan().sum())
-        error = None if count else relative_rms(got[name], wanted)
-        rows.append({**row, "tensor": name, "relative_error": error, "nan": count})
-    return rows
+def _errors(got: Tensors, want: Tensors) -> dict[str, Any]:
+    """The error of every tensor; one with NaN in it has none, and its NaN are counted."""
+    nan = {name: int(tensor.isnan().sum()) for name, tensor in got.items()}
+    errors = {name: None if nan[name] else relative_rms(got[name], wanted) for name, wanted in want.items()}
+    return {"relative_error": errors, "nan": sum(nan.values())}
 
 
 def relative_rms(got: Tensor, want: Tensor) -> float:
@@ -93,8 +96,8 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["dtype"], row["backend"]), []).append(row)
-    tensors = list(dict.fromkeys(row["tensor"] for row in rows if "tensor" in row))
     lines = [{"dtype": dtype, "backend": backend} | _worst(group) for (dtype, backend), group in groups.items()]
+    tensors = dict.fromkeys(tensor for row in rows for tensor in row.get("relative_error", ()))
     print_table(lines, ["dtype", "backend", *tensors, "nan", "reason"])
 
 
@@ -103,6 +106,7 @@ def _worst(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         if "reason" in row:
             worst["reason"] = row["reason"]
-        elif row["relative_error"] is not None:
-            worst[row["tensor"]] = max(worst.get(row["tensor"], 0.0), row["relative_error"])
+        for tensor, error in row.get("relative_error", {}).items():
+            if error is not None:
+                worst[tensor] = max(worst.get(tensor, 0.0), error)
     return worst

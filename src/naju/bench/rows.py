@@ -73,7 +73,10 @@ def _shown(value: Any) -> str:
 
 
 def _command() -> str:
-    return " ".join(["naju", *sys.argv[1:]])
+    """As it was given, but for the folder the rows went to, which is somebody's own."""
+    given = sys.argv[1:]
+    kept = [word for before, word in zip(["", *given], given, strict=False) if "--out" not in (before, word)]
+    return " ".join(["naju", *kept])
 
 
 def _processor() -> str:
