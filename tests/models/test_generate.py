@@ -23,7 +23,7 @@ def test_greedy_is_the_most_likely_token_again_and_again(layers):
     tokens = sentences(3, 5)
     out = model.generate(tokens, 12)
     assert torch.equal(out, greedy_by_hand(model, tokens, 12))
-    assert len(out[:, 5:].unique()) > 2
+    assert len(out[:, 5:].unique()) > 1
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

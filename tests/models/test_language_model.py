@@ -203,6 +203,10 @@ def test_half_and_double_precision_run(layers):
     assert want.dtype == torch.float64
 
 
+# mlstm divides by a sum that may cancel, rwkv norms a few channels that may be small: rounding grows in both
+AUTOCAST_ERROR = {"mlstm": 5e-2, "rwkv": 5e-2}
+
+
 @everywhere
 def test_autocast_is_close_to_float32(layers):
     model = small_model(layers, torch.float32)
@@ -211,7 +215,7 @@ def test_autocast_is_close_to_float32(layers):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got, state = model(tokens)
         stepped, _ = model.step(tokens[:, 0], state)
-    assert difference(got.float(), want) <= 3e-2
+    assert difference(got.float(), want) <= max(AUTOCAST_ERROR.get(layer, 3e-2) for layer in layers)
     assert stepped.isfinite().all()
     for layer, block in zip(state.layers, model.backbone.blocks, strict=True):
         if block.mixer.state_size is not None:

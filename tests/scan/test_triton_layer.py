@@ -153,7 +153,7 @@ def test_the_operator_keeps_torchs_contract(monkeypatch):
     mixer = draw("naju", torch.float32, 4, d_state=3)
     mixer._fused(mixer.project_in(torch.randn(1, 9, 4, device=DEVICE)), mixer.init_state(1), Layout(1))
     leaves = (a.detach().requires_grad_() if isinstance(a, Tensor) else a for a in arguments)
-    torch.library.opcheck(torch.ops.naju.triton_layer.default, tuple(leaves))
+    torch.library.opcheck(torch.ops.naju.triton_layer.default, (*leaves, True))
 
 
 @runs_kernels

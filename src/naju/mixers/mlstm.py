@@ -22,6 +22,7 @@ from naju.layers.matrix_scan import matrix_scan, running_max
 from naju.mixers.matrix import MatrixMixer, divided
 from naju.mixers.state import State
 from naju.scan.dispatch import state_dtype
+from naju.scan.frame import without_autocast
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class MLSTMMixer(MatrixMixer):
         (h,) = convolve(u_tilde, state.tail, layout, [self.conv.weight], [self.conv.bias], silu=True)
         h = h.to(u_tilde.dtype)
         qkv = self.project_q(h), self.project_k(h), self.project_v(u_tilde)
-        logits = self.gates(torch.cat(qkv, dim=-1)).to(state.m.dtype) + self.gate_bias
+        with without_autocast(u.device):  # an error in these logits is one in the exponent
+            logits = self.gates(torch.cat(qkv, dim=-1).to(self.gates.weight.dtype)).to(state.m.dtype) + self.gate_bias
         f_logit, i_logit = layout.hold(*logits.chunk(2, dim=-1))
         q, k, v = map(self.split_heads, qkv)
         o, C, n, m = mlstm_cell(q, k, v, f_logit, i_logit, state.C, state.n, state.m, layout)

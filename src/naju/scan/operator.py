@@ -17,6 +17,10 @@ R = TypeVar("R")
 
 # The fields of ScanInputs in the order that kernels take them; a backward takes dy, dstate and what was kept first.
 ARGUMENTS = ("h", "f_logit", "i_logit", "B", "C", "D", "z", "initial_state", "cu_seqlens", "alpha", "reverse")
+_SCHEMA = (
+    "Tensor h, Tensor f_logit, Tensor i_logit, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor initial_state, "
+    "Tensor? cu_seqlens, float alpha, bool reverse"
+)
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Scan = Callable[[ScanInputs], tuple[Tensor, Tensor]]
 
@@ -35,10 +39,16 @@ def define_operator(
         of an absent D or z are empty tensors
     kept(*ARGUMENTS) -> empty tensors shaped like the ones that forward keeps
     """
-    forward, backward = refusing_tangents(forward), refusing_tangents(backward)
-    scan = torch.library.custom_op(f"naju::{name}", forward, mutates_args=(), device_types=device_type)
+    options: dict[str, Any] = {"mutates_args": (), "device_types": device_type}
+    results, given = "(Tensor, Tensor, Tensor[])", "Tensor dy, Tensor dstate, Tensor[] kept"
+    scan = torch.library.custom_op(
+        f"naju::{name}", refusing_tangents(forward), schema=f"({_SCHEMA}) -> {results}", **options
+    )
     scan_backward = torch.library.custom_op(
-        f"naju::{name}_backward", backward, mutates_args=(), device_types=device_type
+        f"naju::{name}_backward",
+        refusing_tangents(backward),
+        schema=f"({given}, {_SCHEMA}) -> ({', '.join(['Tensor'] * 8)})",
+        **options,
     )
 
     def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,18 +22,6 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "on", "true", "yes", "y")
 
 
-def _run_forward(arguments: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
-    h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse = arguments
-    with launch.on_device(h.device):
-        log_f, log_i = launch.gates(f_logit, i_logit, h)
-        drive = launch.Drive(h=h, log_f=log_f, log_i=log_i, B=B, C=C, D=D, z=z, alpha=alpha, reverse=reverse)
-        states = launch.kept_states(h, B.shape[2], cu_seqlens) if keep else None
-        plan = launch.plan(h, B.shape[2], cu_seqlens)
-        y = h.new_empty(h.shape)
-        state = launch.forward(plan, drive, initial_state, states, y)
-    return y, state, [] if states is None else [log_f, log_i, states]
-
-
 def _forward(
     h: Tensor,
     f_logit: Tensor,
@@ -45,24 +34,16 @@ def _forward(
     cu_seqlens: Tensor | None,
     alpha: float,
     reverse: bool,
+    *,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    return _run_forward((h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse), keep=True)
-
-
-def _forward_only(
-    h: Tensor,
-    f_logit: Tensor,
-    i_logit: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    alpha: float,
-    reverse: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    return _run_forward((h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse), keep=False)
+    with launch.on_device(h.device):
+        log_f, log_i = launch.gates(f_logit, i_logit, h)
+        drive = launch.Drive(h=h, log_f=log_f, log_i=log_i, B=B, C=C, D=D, z=z, alpha=alpha, reverse=reverse)
+        states = launch.kept_states(h, B.shape[2], cu_seqlens) if keep else None
+        y = h.new_empty(h.shape)
+        state = launch.forward(launch.plan(h, B.shape[2], cu_seqlens), drive, initial_state, states, y)
+    return y, state, [] if states is None else [log_f, log_i, states]
 
 
 def _backward(
@@ -82,7 +63,7 @@ def _backward(
     reverse: bool,
 ) -> Gradients:
     if not kept:
-        kept = _forward(h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse)[2]
+        kept = _forward(h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens, alpha, reverse, keep=True)[2]
     log_f, log_i, states = kept
     drive = launch.Drive(h=h, log_f=log_f, log_i=log_i, B=B, C=C, D=D, z=z, alpha=alpha, reverse=reverse)
     dh, df, di, dB, dC = (tensor.new_empty(tensor.shape) for tensor in (h, f_logit, i_logit, B, C))
@@ -104,8 +85,8 @@ def _kept(h: Tensor, f_logit: Tensor, i_logit: Tensor, B: Tensor, *rest: Any) ->
 
 # Two operators: only a scan that will be differentiated pays for the states that the backward starts from.
 _DEVICES = ("cuda", "cpu")
-_scan = define_operator("triton_chunked", _DEVICES, _forward, _backward, _kept)
-_scan_only = define_operator("triton_chunked_only_forward", _DEVICES, _forward_only, _backward)
+_scan = define_operator("triton_chunked", _DEVICES, partial(_forward, keep=True), _backward, _kept)
+_scan_only = define_operator("triton_chunked_only_forward", _DEVICES, partial(_forward, keep=False), _backward)
 
 
 @constant_when_traced

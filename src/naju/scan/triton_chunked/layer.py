@@ -22,36 +22,6 @@ from naju.scan.triton_chunked import TRITON_CHUNKED, launch, refuses_tensors
 # Without tails and initial_state every sequence starts from nothing.
 
 
-def _run_forward(arguments: tuple[Any, ...], *, keep: bool) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    uz, u_tail, h_tail, conv_weight, conv_bias, weight, f_taps, i_taps, f_bias, i_bias = arguments[:10]
-    D, initial_state, cu_seqlens, lengths, alpha = arguments[10:]
-    batch, length, d_inner = uz.shape[0], uz.shape[1], uz.shape[2] // 2
-    d_state = weight.shape[0] // 2 - d_inner
-    h = uz.new_empty(batch, length, d_inner)
-    with launch.on_device(uz.device), without_autocast(uz.device):
-        plan = launch.plan(h, d_state, cu_seqlens)
-        launch.convolve_silu(plan, uz[..., :d_inner], u_tail, conv_weight, conv_bias, h)
-        projected = (h.view(-1, d_inner) @ weight.t()).view(batch, length, -1)
-        launch.convolved_gates(plan, h, h_tail, projected, f_taps, i_taps, f_bias, i_bias, lengths)
-        drive = _drive(plan, h, projected, D, uz, alpha)
-        states = launch.kept_states(h, d_state, cu_seqlens) if keep else None
-        y = torch.empty_like(h) if keep else projected[..., :d_inner]  # in place of a gate that nobody needs afterwards
-        state = launch.forward(plan, drive, initial_state, states, y)
-    return y, state, h, [] if states is None else [projected, states]
-
-
-def _drive(plan: launch.Plan, h: Tensor, projected: Tensor, D: Tensor, uz: Tensor, alpha: float) -> launch.Drive:
-    log_f, log_i, B, C = _split(projected, plan)
-    dtype = launch.gate_dtype(h.dtype)
-    z = uz[..., plan.d_inner :]
-    return launch.Drive(h=h, log_f=log_f.view(dtype), log_i=log_i.view(dtype), B=B, C=C, D=D, z=z, alpha=alpha)
-
-
-def _split(projected: Tensor, plan: launch.Plan) -> tuple[Tensor, ...]:
-    """The parts for f, i, B and C."""
-    return torch.split(projected, [plan.d_inner, plan.d_inner, plan.d_state, plan.d_state], dim=-1)
-
-
 def _forward(
     uz: Tensor,
     u_tail: Tensor | None,
@@ -68,31 +38,33 @@ def _forward(
     cu_seqlens: Tensor | None,
     lengths: Tensor | None,
     alpha: float,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """y, the final state, h, and what the backward wants kept."""
-    arguments = (uz, u_tail, h_tail, conv_weight, conv_bias, weight, f_taps, i_taps, f_bias, i_bias, D, initial_state)
-    return _run_forward((*arguments, cu_seqlens, lengths, alpha), keep=True)
+    """y, the final state, h, and, if a backward will want it (`keep`), what it starts from."""
+    batch, length, d_inner = uz.shape[0], uz.shape[1], uz.shape[2] // 2
+    d_state = weight.shape[0] // 2 - d_inner
+    h = uz.new_empty(batch, length, d_inner)
+    with launch.on_device(uz.device), without_autocast(uz.device):
+        plan = launch.plan(h, d_state, cu_seqlens)
+        launch.convolve_silu(plan, uz[..., :d_inner], u_tail, conv_weight, conv_bias, h)
+        projected = (h.view(-1, d_inner) @ weight.t()).view(batch, length, -1)
+        launch.convolved_gates(plan, h, h_tail, projected, f_taps, i_taps, f_bias, i_bias, lengths)
+        states = launch.kept_states(h, d_state, cu_seqlens) if keep else None
+        y = torch.empty_like(h) if keep else projected[..., :d_inner]  # in place of a gate that nobody needs afterwards
+        state = launch.forward(plan, _drive(plan, h, projected, D, uz, alpha), initial_state, states, y)
+    return y, state, h, [] if states is None else [projected, states]
 
 
-def _forward_only(
-    uz: Tensor,
-    u_tail: Tensor | None,
-    h_tail: Tensor | None,
-    conv_weight: Tensor,
-    conv_bias: Tensor,
-    weight: Tensor,
-    f_taps: Tensor,
-    i_taps: Tensor,
-    f_bias: Tensor,
-    i_bias: Tensor,
-    D: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    lengths: Tensor | None,
-    alpha: float,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    arguments = (uz, u_tail, h_tail, conv_weight, conv_bias, weight, f_taps, i_taps, f_bias, i_bias, D, initial_state)
-    return _run_forward((*arguments, cu_seqlens, lengths, alpha), keep=False)
+def _drive(plan: launch.Plan, h: Tensor, projected: Tensor, D: Tensor, uz: Tensor, alpha: float) -> launch.Drive:
+    log_f, log_i, B, C = _split(projected, plan)
+    dtype = launch.gate_dtype(h.dtype)
+    z = uz[..., plan.d_inner :]
+    return launch.Drive(h=h, log_f=log_f.view(dtype), log_i=log_i.view(dtype), B=B, C=C, D=D, z=z, alpha=alpha)
+
+
+def _split(projected: Tensor, plan: launch.Plan) -> tuple[Tensor, ...]:
+    """The parts for f, i, B and C."""
+    return torch.split(projected, [plan.d_inner, plan.d_inner, plan.d_state, plan.d_state], dim=-1)
 
 
 def _backward(
@@ -145,16 +117,9 @@ def _backward(
     return [duz, *optional[:2], *cast, optional[2]]
 
 
-_DEVICES = ("cuda", "cpu")
-_layer = torch.library.custom_op(
-    "naju::triton_layer", refusing_tangents(_forward), mutates_args=(), device_types=_DEVICES
-)
-_layer_only = torch.library.custom_op(
-    "naju::triton_layer_only_forward", refusing_tangents(_forward_only), mutates_args=(), device_types=_DEVICES
-)
-_layer_backward = torch.library.custom_op(
-    "naju::triton_layer_backward", refusing_tangents(_backward), mutates_args=(), device_types=_DEVICES
-)
+_OPTIONS: dict[str, Any] = {"mutates_args": (), "device_types": ("cuda", "cpu")}
+_layer = torch.library.custom_op("naju::triton_layer", refusing_tangents(_forward), **_OPTIONS)
+_layer_backward = torch.library.custom_op("naju::triton_layer_backward", refusing_tangents(_backward), **_OPTIONS)
 
 
 def _shapes(uz: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,17 +132,12 @@ def _shapes(uz: Tensor, weight: Tensor, cu_seqlens: Tensor | None) -> tuple[Tens
 
 @_layer.register_fake
 def _(uz: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    weight, cu_seqlens = rest[4], rest[11]
+    weight, cu_seqlens, keep = rest[4], rest[11], rest[14]
     y, state, h = _shapes(uz, weight, cu_seqlens)
     projected = uz.new_empty(*uz.shape[:2], weight.shape[0])
-    return y, state, h, [projected, launch.kept_states(h, state.shape[2], cu_seqlens)]
-
-
-@_layer_only.register_fake
-def _(uz: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    weight, cu_seqlens = rest[4], rest[11]
-    y, state, h = _shapes(uz, weight, cu_seqlens)
-    return uz.new_empty(*uz.shape[:2], weight.shape[0])[..., : y.shape[2]], state, h, []
+    if keep:
+        return y, state, h, [projected, launch.kept_states(h, state.shape[2], cu_seqlens)]
+    return projected[..., : y.shape[2]], state, h, []
 
 
 @_layer_backward.register_fake
@@ -188,7 +148,7 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> None:
-    *tensors, ctx.alpha = inputs
+    *tensors, ctx.alpha, _ = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[2], *output[3], *tensors)
 
@@ -198,17 +158,17 @@ def _differentiate(ctx: Any, dy: Tensor | None, dstate: Tensor | None, dh: Tenso
     dy = torch.zeros_like(h) if dy is None else dy
     gradients = _layer_backward(dy, dstate, dh, h, [projected, states], *tensors, ctx.alpha)
     given = (None if tensor is None else gradient for tensor, gradient in zip(tensors, gradients, strict=False))
-    return *given, None, None, None
+    return *given, None, None, None, None
 
 
 _layer.register_autograd(_differentiate, setup_context=_save)
 
 
 def layer(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the final state and h; takes what `_forward` takes. Only a layer that is differentiated keeps anything."""
+    """y, the final state and h; takes what `_forward` takes but `keep`: only what is differentiated keeps anything."""
     tensors = (argument for argument in arguments if isinstance(argument, Tensor))
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    y, state, h, _ = (_layer if differentiated else _layer_only)(*arguments)
+    y, state, h, _ = _layer(*arguments, differentiated)
     return y, state, h
 
 
