@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from naju.scan.associative import _prefixes as prefixes
+from naju.scan.associative import prefixes
 from naju.scan.dispatch import other_transform, state_dtype
 from naju.scan.frame import one_by_one, without_autocast
 from naju.scan.operator import refusing_tangents

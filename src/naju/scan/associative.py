@@ -22,14 +22,14 @@ def _every_second(element: Element, start: int, stop: int | None = None) -> Elem
     return element[0][:, start:stop:2], element[1][:, start:stop:2]
 
 
-def _prefixes(element: Element) -> Element:
+def prefixes(element: Element) -> Element:
     """Every prefix composition: pair neighbours, scan the pairs (half as many), fill in the places between."""
     length = element[0].shape[1]
     if length == 1:
         return element
     even, odd = _every_second(element, 0), _every_second(element, 1)
     pairs = length // 2
-    at_odd = _prefixes(_compose(odd, _every_second(element, 0, 2 * pairs)))
+    at_odd = prefixes(_compose(odd, _every_second(element, 0, 2 * pairs)))
     before = tuple(part[:, : (length - 1) // 2] for part in at_odd)
     between = _compose(tuple(part[:, 1:] for part in even), before)  # type: ignore[arg-type]
     at_even = tuple(torch.cat([first[:, :1], rest], dim=1) for first, rest in zip(even, between, strict=True))
@@ -44,7 +44,7 @@ def _interleave(even: Tensor, odd: Tensor) -> Tensor:
 
 def _scan(f: Tensor, v: Tensor, B: Tensor, C: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     writes = v.unsqueeze(-1) * B.unsqueeze(-2)  # (b, l, d, n)
-    kept, states = _prefixes((f.unsqueeze(-1), writes))
+    kept, states = prefixes((f.unsqueeze(-1), writes))
     states = states + kept * x.unsqueeze(1)
     m = (states @ C.unsqueeze(-1)).squeeze(-1)  # (b, l, d)
     return m, states[:, -1]
