@@ -17,6 +17,7 @@ class Mixer(nn.Module, ABC):
     """
 
     d_model: int
+    norms_itself = False  # whether it wants the residual stream as it is, without the norm of its block
 
     @abstractmethod
     def forward(

@@ -14,11 +14,8 @@ POSITIONS = ("learned", "rotary")
 
 
 class TransformerMixer(Mixer):
-    """`a + feed_forward(norm(v + a))` with `a = attention(v)`, where v is the normalised input and its position.
-
-    Around it stand the block's own norm and residual, and the stream u becomes `u + a + feed_forward(norm(v + a))`: the
-    usual pre-norm pair, but for the feed-forward reading a beside the normalised v where the usual one reads it beside
-    u, which a mixer does not see.
+    """`a + feed_forward(norm(u + a))` with `a = attention(norm(u))`: the usual pre-norm pair, whose sum the block adds to
+    the stream u.
 
     `positions="learned"` adds a vector for each of `max_length` positions. The paper has one table, of 4096 × 256 at
     its parameter count, under the whole stack. A mixer knows one layer, so here each layer has a table as wide as a
@@ -28,6 +25,8 @@ class TransformerMixer(Mixer):
     Positions count real tokens from 0, and one beyond the table is refused. In compiled code, where values cannot be
     read, padding counts towards this limit too.
     """
+
+    norms_itself = True
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class TransformerMixer(Mixer):
             )
         self.d_model, self.positions, self.max_length = d_model, positions, max_length
         self.attention = AttentionMixer(d_model, n_heads=n_heads, rotary=positions == "rotary")
-        self.norm = nn.RMSNorm(d_model, eps=1e-5)
+        self.attention_norm, self.feed_forward_norm = (nn.RMSNorm(d_model, eps=1e-5) for _ in range(2))
         self.feed_forward = FeedForward(d_model, feed_forward)
         if positions == "learned":
             self.position = nn.Embedding(max_length, d_model // n_heads)
@@ -64,9 +63,10 @@ class TransformerMixer(Mixer):
         self.check_input(u, 3)
         layout = layout_of(u, attention_mask, cu_seqlens)
         state = self.state_for(state, layout.rows)
-        v = self._placed(_without_padding(u, layout), state, layout)
+        u = _without_padding(u, layout)
+        v = self._placed(_normed(self.attention_norm, u), state, layout)
         a, state = self.attention(v, state, attention_mask, cu_seqlens)
-        out = a + self.feed_forward(self.norm((v + a).to(self.norm.weight.dtype)))
+        out = a + self.feed_forward(_normed(self.feed_forward_norm, u + a))
         return _without_padding(out, layout), state
 
     def _placed(self, u: Tensor, state: AttentionState, layout: Layout) -> Tensor:
@@ -97,6 +97,10 @@ class TransformerMixer(Mixer):
     @property
     def state_size(self) -> None:
         return None
+
+
+def _normed(norm: nn.RMSNorm, u: Tensor) -> Tensor:
+    return norm(u.to(norm.weight.dtype))  # type: ignore[no-any-return]
 
 
 def _positions(u: Tensor, seen: Tensor, layout: Layout) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from naju.mixers.base import Mixer
 from naju.mixers.registry import build_mixer
@@ -38,6 +40,7 @@ class Backbone(nn.Module):
         self.blocks = nn.ModuleList(Block(_mixer(config, name), config.norm_eps) for name in config.mixers)
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)
         self._streams = not config.bidirectional
+        self._checkpoints = config.checkpoint_blocks
 
     def forward(
         self,
@@ -52,9 +55,15 @@ class Backbone(nn.Module):
         before = [None] * len(self.blocks) if state is None else self._layers_of(state)
         u, after = self.embedding(tokens), []
         for block, layer in zip(self.blocks, before, strict=True):
-            u, layer = block(u, layer, attention_mask, cu_seqlens)
+            u, layer = self._run(block, u, layer, attention_mask, cu_seqlens)
             after.append(layer)
         return self.norm(u), ModelState(tuple(after))
+
+    def _run(self, block: nn.Module, *inputs: Any) -> Any:
+        if not self._checkpoints or not torch.is_grad_enabled():
+            return block(*inputs)
+        # Nothing in a block is left to chance, and reading a random state would keep a GPU from recording the step.
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
     def _read(
         self, tokens: Tensor, state: ModelState | None, attention_mask: Tensor | None

@@ -15,7 +15,7 @@ class Block(nn.Module):
 
     def __init__(self, mixer: Mixer, norm_eps: float) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(mixer.d_model, eps=norm_eps)
+        self.norm: nn.Module = nn.Identity() if mixer.norms_itself else nn.RMSNorm(mixer.d_model, eps=norm_eps)
         self.mixer = mixer
 
     def forward(

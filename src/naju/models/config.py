@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,9 @@ class ModelConfig:
 
     `mixer` is one name for all layers or a list with one a layer (hybrids); `mixer_options` go to every mixer, or, for
     a hybrid, may be a mapping from the mixer's name to its options. `embedding_std=None` means the usual choice of
-    the head on top: 0.02 where the embedding also makes the logits, 1 elsewhere.
+    the head on top: 0.02 where the embedding also makes the logits, 1 elsewhere. `pooling` is what a classifier reads:
+    the "last" real position or the "mean" of all. `checkpoint_blocks` keeps only the blocks' inputs for the backward
+    pass, which computes the rest a second time.
     """
 
     vocab_size: int
@@ -26,12 +28,16 @@ class ModelConfig:
     bidirectional: bool = False
     norm_eps: float = 1e-5
     embedding_std: float | None = None
+    pooling: Literal["last", "mean"] = "last"
+    checkpoint_blocks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, but is {value!r}")
+        if self.pooling not in ("last", "mean"):
+            raise ValueError(f"pooling must be 'last' or 'mean', but is {self.pooling!r}")
         if len(self.mixers) != self.n_layers:
             raise ValueError(f"mixer names {len(self.mixers)} layers, but n_layers is {self.n_layers}")
 
