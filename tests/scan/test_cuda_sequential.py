@@ -85,7 +85,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        y, state, ctx.kept = cuda_sequential._forward(keep=True)(*arguments)
+        y, state, ctx.kept = cuda_sequential._forward(*arguments, keep=True)
         ctx.arguments = arguments
         return y, state
 
@@ -209,8 +209,8 @@ def test_without_a_backward_nothing_is_kept() -> None:
     case = draw_case(batch=2, length=70, d_inner=18, d_state=20)
     inputs = _inputs(**case.tensors)
     arguments = [getattr(inputs, name) for name in ARGUMENTS]
-    *with_backward, kept = cuda_sequential._forward(keep=True)(*arguments)
-    *without, nothing = cuda_sequential._forward(keep=False)(*arguments)
+    *with_backward, kept = cuda_sequential._forward(*arguments, keep=True)
+    *without, nothing = cuda_sequential._forward(*arguments, keep=False)
     assert all(map(torch.equal, with_backward, without))
     assert kept[0].shape == (2 * 3, 18, 20)
     assert nothing == []
@@ -282,7 +282,7 @@ def test_the_operators_know_their_shapes_without_running(packed: bool) -> None:
         boundaries = torch.empty(5, dtype=torch.int32, device="cuda") if packed else None
         inputs = _inputs(**tensors, cu_seqlens=boundaries)
         arguments = [getattr(inputs, name) for name in ARGUMENTS]
-        y, state, kept = torch.ops.naju.cuda_sequential(*arguments)
+        y, state, kept = torch.ops.naju.cuda_sequential(*arguments, True)
         assert (y.shape, state.shape) == (tensors["h"].shape, tensors["initial_state"].shape)
         assert kept[0].shape == (2 + 4 if packed else 2 * 3, 18, 20)
         grads = torch.ops.naju.cuda_sequential_backward(y, state, kept, *arguments)

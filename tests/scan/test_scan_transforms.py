@@ -296,7 +296,9 @@ def test_operator_registration(variant: str) -> None:
     D, z = (None if variant == "bare" else tensors[name] for name in ("D", "z"))
     drive = [tensors[name] for name in ("h", "f_logit", "i_logit", "B", "C")]
     options = (one.options.get("cu_seqlens"), 0.5, one.options.get("reverse", False))
-    checks = torch.library.opcheck(torch.ops.naju.cpu_scan.default, (*drive, D, z, tensors["initial_state"], *options))
+    checks = torch.library.opcheck(
+        torch.ops.naju.cpu_scan.default, (*drive, D, z, tensors["initial_state"], *options, True)
+    )
     assert set(checks.values()) == {"SUCCESS"}
 
 

@@ -196,7 +196,7 @@ def test_two_runs_are_equal():
 def test_the_operator_keeps_torchs_contract():
     tensors = make(1, 20, 3, 2)
     arguments = [tensors[name].requires_grad_() for name in (*GIVEN, "D", "z", "initial_state")]
-    torch.library.opcheck(torch.ops.naju.triton_chunked.default, (*arguments, None, 0.5, False))
+    torch.library.opcheck(torch.ops.naju.triton_chunked.default, (*arguments, None, 0.5, False, True))
 
 
 def test_a_scan_without_gradient_keeps_no_states(monkeypatch):

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from naju.scan.dispatch import ScanInputs, check_inputs
+from naju.scan.on_gpu import interpreted as interpreting
 from naju.scan.operator import ARGUMENTS
-from naju.scan.triton_sequential import INTERPRETED, TRITON_SEQUENTIAL, blocks_for
+from naju.scan.triton_sequential import TRITON_SEQUENTIAL, blocks_for
 from numerics import REGIMES, Outcome, ScanCase, assert_agrees, draw_case, outcome, truth
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_under_the_interpreter runs it")
-not_interpreted = pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter is on")
+interpreted = pytest.mark.skipif(not interpreting(), reason="test_under_the_interpreter runs it")
+not_interpreted = pytest.mark.skipif(interpreting(), reason="Triton's interpreter is on")
 
 
 @needs_triton
@@ -128,7 +129,7 @@ def test_interpreted_with_inputs_that_are_not_contiguous() -> None:
 @interpreted
 @pytest.mark.parametrize("packed", [True, False])
 def test_interpreted_as_a_torch_operator(packed: bool) -> None:
-    """Schema, fakes and autograd registration hold what they say, for the operator that keeps states and the other."""
+    """Schema, fakes and autograd registration hold what they say, where states are kept and where not."""
     shape = {"cu_seqlens": [0, 3, 3, 4]} if packed else {"batch": 2}
     case = draw_case(length=4, d_inner=3, d_state=2, **shape)
     leaves = {name: tensor.requires_grad_() for name, tensor in case.tensors.items()}
@@ -136,16 +137,16 @@ def test_interpreted_as_a_torch_operator(packed: bool) -> None:
     arguments = tuple(getattr(inputs, name) for name in ARGUMENTS)
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.use_deterministic_algorithms(False)  # the schema test compares empty tensors with themselves
-    torch.library.opcheck(torch.ops.naju.triton_sequential.default, arguments, test_utils=utilities)
+    torch.library.opcheck(torch.ops.naju.triton_sequential.default, (*arguments, True), test_utils=utilities)
     detached = tuple(value.detach() if isinstance(value, Tensor) else value for value in arguments)
-    torch.library.opcheck(torch.ops.naju.triton_sequential_inference.default, detached, test_utils=utilities)
+    torch.library.opcheck(torch.ops.naju.triton_sequential.default, (*detached, False), test_utils=utilities)
 
 
 @interpreted
 def test_interpreted_without_a_backward_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     case = draw_case(batch=2, length=4, d_inner=3, d_state=2)
     wanted = scan(**{name: tensor.requires_grad_() for name, tensor in case.tensors.items()})
-    monkeypatch.setattr("naju.scan.triton_sequential._training_scan", None)
+    monkeypatch.setattr("naju.scan.triton_sequential._kept", lambda *arguments: pytest.fail("states were kept"))
     with torch.no_grad():
         assert all(map(torch.equal, scan(**case.tensors), wanted))
 
@@ -207,11 +208,11 @@ def test_lengths_and_strides_are_not_compiled_in() -> None:
 @not_interpreted
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr("naju.scan.on_gpu._triton_installed", lambda: True)
     assert TRITON_SEQUENTIAL.missing_here() == "no NVIDIA GPU is available to torch"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert TRITON_SEQUENTIAL.missing_here() is None
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("naju.scan.on_gpu._triton_installed", lambda: False)
     assert TRITON_SEQUENTIAL.missing_here() == "triton is not installed"
 
 
@@ -236,7 +237,7 @@ def test_interpreted_what_it_refuses(dtype: torch.dtype, d_state: int, reason: s
 
 
 def test_the_backend_can_be_imported_without_triton() -> None:
-    code = "import sys; sys.modules['triton'] = None; import naju.scan.triton_sequential as t; print(t.INTERPRETED)"
+    code = "import sys; sys.modules['triton'] = None; import naju.scan.triton_sequential as t; print(t.TRITON_SEQUENTIAL.name)"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "False", done.stderr
+    assert done.stdout.strip() == "triton_sequential", done.stderr

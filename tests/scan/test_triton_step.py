@@ -19,13 +19,13 @@ from memories import unsettle
 from naju import LanguageModel, ModelConfig, NajuMixer
 from naju.mixers import build_mixer
 from naju.models.graphs import step_between
-from naju.scan.triton_sequential import INTERPRETED
+from naju.scan.on_gpu import interpreted as interpreting
 from naju.scan.triton_step import BLOCKS, LARGEST_BLOCK, block_for, compiled_for, step_refuses
 from numerics import TOLERANCE, relative_rms
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_under_the_interpreter runs it")
-not_interpreted = pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter is on")
+interpreted = pytest.mark.skipif(not interpreting(), reason="test_under_the_interpreter runs it")
+not_interpreted = pytest.mark.skipif(interpreting(), reason="Triton's interpreter is on")
 
 
 @needs_triton
@@ -194,7 +194,7 @@ def test_interpreted_a_compiled_step_is_one_graph() -> None:
     [
         (256, torch.float32, None),
         (257, torch.float32, "d_state is 257 and it goes up to 256"),
-        (4, torch.float64, "uz is float64 and it computes in float32"),
+        (4, torch.float64, "h is float64 and it computes in float32"),
     ],
 )
 def test_interpreted_what_it_refuses(d_state: int, dtype: torch.dtype, reason: str | None) -> None:
@@ -215,10 +215,16 @@ class Doubled(nn.Linear):
 @interpreted
 def test_interpreted_only_plain_projections_are_bypassed() -> None:
     for mixer, u, state in (draw("naju", 1, gate_rank=3), draw("coupled", 1, gate_rank=24)):
-        assert mixer._step_inputs(mixer.project_in(u), state) is None
+        with torch.no_grad():
+        inputs = mixer._step_inputs(mixer.project_in(u), state)
+        assert inputs is not None
+        assert step_refuses(inputs) == "h is on cpu and it runs on NVIDIA GPUs only"
     mixer, u, state = draw("naju", 1)
     mixer.project_BC.__class__ = Doubled
-    assert mixer._step_inputs(mixer.project_in(u), state) is None
+    with torch.no_grad():
+        inputs = mixer._step_inputs(mixer.project_in(u), state)
+        assert inputs is not None
+        assert step_refuses(inputs) == "h is on cpu and it runs on NVIDIA GPUs only"
 
 
 @interpreted
@@ -284,4 +290,7 @@ def test_the_batch_is_not_compiled_in() -> None:
 @not_interpreted
 def test_a_cpu_takes_the_torch_step() -> None:
     mixer, u, state = draw("naju", 2)
-    assert mixer._step_inputs(mixer.project_in(u), state) is None
+    with torch.no_grad():
+        inputs = mixer._step_inputs(mixer.project_in(u), state)
+        assert inputs is not None
+        assert step_refuses(inputs) == "h is on cpu and it runs on NVIDIA GPUs only"

@@ -28,7 +28,7 @@ from naju.mixers.state import State
 from naju.scan import BACKENDS, naju_scan, naju_step
 from naju.scan.dispatch import check_alpha, state_dtype
 from naju.scan.triton_chunked.layer import layer, layer_refuses
-from naju.scan.triton_step import DEVICES, StepInputs, step_refuses, triton_step
+from naju.scan.triton_step import StepInputs, step_refuses, triton_step
 
 
 @dataclass(frozen=True)
@@ -222,10 +222,10 @@ class NajuMixer(Mixer):
         return y, x, *(torch.stack(past, dim=1)[:, 1:] for past in (u_past, h_past))
 
     def _step_inputs(self, uz: Tensor, state: NajuState) -> StepInputs | None:
-        """What the step kernel reads; None on other devices, and where a projection is not one plain matrix."""
+        """What the step kernel reads; None where a projection is not one plain matrix."""
         gates = self.gates()
         full_rank = all(isinstance(gate.reduce, nn.Identity) for gate in gates)
-        if uz.device.type not in DEVICES or not full_rank or not self._is_plain():
+        if not full_rank or not self._is_plain():
             return None
         return StepInputs(
             uz=uz,

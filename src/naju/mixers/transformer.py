@@ -14,8 +14,7 @@ POSITIONS = ("learned", "rotary")
 
 
 class TransformerMixer(Mixer):
-    """`a + feed_forward(norm(u + a))` with `a = attention(norm(u))`: the usual pre-norm pair, whose sum the block adds to
-    the stream u.
+    """`a + feed_forward(norm(u + a))` with `a = attention(norm(u))`: the usual pre-norm pair; the block adds u.
 
     `positions="learned"` adds a vector for each of `max_length` positions. The paper has one table, of 4096 × 256 at
     its parameter count, under the whole stack. A mixer knows one layer, so here each layer has a table as wide as a

@@ -34,7 +34,7 @@ def define_operator(
 ) -> Scan:
     """Register `naju::name` and `naju::name_backward` and return the function that runs a scan with them.
 
-    forward(*ARGUMENTS) -> y, state, tensors kept for the backward
+    forward(*ARGUMENTS, keep) -> y, state, and, if a backward will follow (`keep`), the tensors it starts from
     backward(dy, dstate, kept, *ARGUMENTS) -> gradients of h, f_logit, i_logit, B, C, D, z, initial_state, where those
         of an absent D or z are empty tensors
     kept(*ARGUMENTS) -> empty tensors shaped like the ones that forward keeps
@@ -42,7 +42,7 @@ def define_operator(
     options: dict[str, Any] = {"mutates_args": (), "device_types": device_type}
     results, given = "(Tensor, Tensor, Tensor[])", "Tensor dy, Tensor dstate, Tensor[] kept"
     scan = torch.library.custom_op(
-        f"naju::{name}", refusing_tangents(forward), schema=f"({_SCHEMA}) -> {results}", **options
+        f"naju::{name}", refusing_tangents(forward), schema=f"({_SCHEMA}, bool keep) -> {results}", **options
     )
     scan_backward = torch.library.custom_op(
         f"naju::{name}_backward",
@@ -52,7 +52,7 @@ def define_operator(
     )
 
     def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
-        *tensors, ctx.alpha, ctx.reverse = inputs
+        *tensors, ctx.alpha, ctx.reverse, _ = inputs
         ctx.set_materialize_grads(False)  # what is kept can be large, and nobody differentiates it
         ctx.kept = len(output[2])
         ctx.save_for_backward(*output[2], *tensors)
@@ -66,10 +66,11 @@ def define_operator(
             dy, dstate, list(saved[: ctx.kept]), *tensors, ctx.alpha, ctx.reverse
         )
         optional = (None if tensors[5] is None else dD, None if tensors[6] is None else dz)
-        return *grads, *optional, dinitial_state, None, None, None
+        return *grads, *optional, dinitial_state, None, None, None, None
 
     def fake(h: Tensor, *rest: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-        return h.new_empty(h.shape), _empty_like(rest[6]), kept(h, *rest)
+        *arguments, keep = rest
+        return h.new_empty(h.shape), _empty_like(arguments[6]), kept(h, *arguments) if keep else []
 
     def fake_backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], *arguments: Any) -> Gradients:
         h, f_logit, i_logit, B, C, D, z, initial_state = arguments[:8]
@@ -81,7 +82,7 @@ def define_operator(
     scan.register_autograd(differentiate, setup_context=save_inputs)
 
     def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-        y, state, _ = scan(*(getattr(inputs, argument) for argument in ARGUMENTS))
+        y, state, _ = scan(*(getattr(inputs, argument) for argument in ARGUMENTS), inputs.needs_gradient())
         return y, state
 
     return run

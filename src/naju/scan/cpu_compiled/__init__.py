@@ -31,6 +31,7 @@ def _forward(
     cu_seqlens: Tensor | None,
     alpha: float,
     reverse: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     tile, d_state = loaded().naju_tile(), B.shape[-1]
     start = _pad_state(initial_state, tile).contiguous()

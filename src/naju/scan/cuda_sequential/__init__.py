@@ -5,14 +5,14 @@ This module lays tensors out for scan.cu and nothing else. Every tensor may have
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from naju.scan.cuda_sequential.load import LARGEST_STATE, SEGMENT, Problem, call, missing_here, shape_for
-from naju.scan.dispatch import Backend, ScanInputs, only_reverse_mode
+from naju.scan.cuda_sequential.load import SEGMENT, Problem, call, missing_here, shape_for
+from naju.scan.dispatch import Backend, ScanInputs
+from naju.scan.on_gpu import gpu_refuses
 from naju.scan.operator import define_operator
 
 
@@ -52,32 +52,30 @@ def _kept(
     return [initial_state.new_empty((segments, *cells))]
 
 
-def _forward(keep: bool) -> Callable[..., tuple[Tensor, Tensor, list[Tensor]]]:
-    def forward(
-        h: Tensor,
-        f_logit: Tensor,
-        i_logit: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None,
-        z: Tensor | None,
-        initial_state: Tensor,
-        cu_seqlens: Tensor | None,
-        alpha: float,
-        reverse: bool,
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        y, state = h.new_empty(h.shape), initial_state.new_empty(initial_state.shape)
-        kept = _kept(h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens) if keep else []
-        call(
-            "naju_forward",
-            _problem(h, initial_state, alpha, reverse),
-            {"h": h, "f_logit": f_logit, "i_logit": i_logit, "B": B, "C": C, "z": z, "y": y}
-            | {"D": None if D is None else D.float(), "initial_state": initial_state, "state": state}
-            | {"checkpoints": kept[0] if keep else None, "boundaries": _boundaries(cu_seqlens, h)},
-        )
-        return y, state, kept
-
-    return forward
+def _forward(
+    h: Tensor,
+    f_logit: Tensor,
+    i_logit: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    alpha: float,
+    reverse: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    y, state = h.new_empty(h.shape), initial_state.new_empty(initial_state.shape)
+    kept = _kept(h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens) if keep else []
+    call(
+        "naju_forward",
+        _problem(h, initial_state, alpha, reverse),
+        {"h": h, "f_logit": f_logit, "i_logit": i_logit, "B": B, "C": C, "z": z, "y": y}
+        | {"D": None if D is None else D.float(), "initial_state": initial_state, "state": state}
+        | {"checkpoints": kept[0] if keep else None, "boundaries": _boundaries(cu_seqlens, h)},
+    )
+    return y, state, kept
 
 
 def _backward(
@@ -122,23 +120,9 @@ def _backward(
     )
 
 
-_training_scan = define_operator("cuda_sequential", "cuda", _forward(keep=True), _backward, _kept)
-_inference_scan = define_operator("cuda_sequential_inference", "cuda", _forward(keep=False), _backward)
-
-
-def _run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    training = inputs.needs_gradient()
-    return (_training_scan if training else _inference_scan)(inputs)
-
-
 def _refuses(inputs: ScanInputs) -> str | None:
-    if inputs.h.device.type != "cuda":
-        return f"h is on {inputs.h.device} and it runs on NVIDIA GPUs only"
-    if inputs.h.dtype == torch.float64:
-        return "h is float64 and it computes in float32"
-    if inputs.B.shape[2] > LARGEST_STATE:
-        return f"d_state is {inputs.B.shape[2]} and it goes up to {LARGEST_STATE}"
-    return only_reverse_mode(inputs)
+    return gpu_refuses(inputs.h, inputs.B.shape[2], inputs.tensors().values(), in_triton=False)
 
 
-CUDA_SEQUENTIAL = Backend(name="cuda_sequential", run=_run, missing_here=missing_here, refuses=_refuses)
+_scan = define_operator("cuda_sequential", "cuda", _forward, _backward, _kept)
+CUDA_SEQUENTIAL = Backend(name="cuda_sequential", run=_scan, missing_here=missing_here, refuses=_refuses)

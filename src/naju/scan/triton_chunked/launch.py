@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MOST_D_STATE = 256
 MOST_WIDTH = 16  # of a convolution: a tail fits into the smallest chunk
 CARRY_BLOCK = 512
 

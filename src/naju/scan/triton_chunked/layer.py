@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from naju.scan.frame import without_autocast
+from naju.scan.on_gpu import gpu_refuses, triton_missing_here
 from naju.scan.operator import refusing_tangents
-from naju.scan.triton_chunked import TRITON_CHUNKED, launch, refuses_tensors
+from naju.scan.triton_chunked import launch
 
 # uz (b, l, 2d), u_tail and h_tail (rows, width - 1, d), conv_weight (d, width), conv_bias (d,), weight (2d + 2n, d),
 # taps (d, width), biases and D (d,), initial_state (rows, d, n); lengths (rows,) where rows hold from some token on.
@@ -176,4 +177,4 @@ def layer_refuses(uz: Tensor, d_state: int, width: int) -> str | None:
     """The reason why the operator cannot run this layer, or None where it can."""
     if width > launch.MOST_WIDTH:
         return f"the convolution is {width} tokens wide and it holds at most {launch.MOST_WIDTH}"
-    return TRITON_CHUNKED.missing_here() or refuses_tensors(uz, d_state)
+    return gpu_refuses(uz, d_state, [uz]) or triton_missing_here()

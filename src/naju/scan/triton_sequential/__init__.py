@@ -6,19 +6,15 @@ import it runs on CPU tensors, for tests.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from naju.scan.dispatch import Backend, ScanInputs, constant_when_traced, only_reverse_mode
+from naju.scan.dispatch import Backend, ScanInputs
+from naju.scan.on_gpu import gpu_refuses, triton_missing_here
 from naju.scan.operator import define_operator
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
-LARGEST_STATE = 256
 TILE = 1024  # entries of the state in a program: enough programs to fill a GPU, few enough partial sums of dB and dC
 
 
@@ -51,50 +47,49 @@ def _rows(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
 
 
-def _forward(keep: bool) -> Callable[..., tuple[Tensor, Tensor, list[Tensor]]]:
-    def forward(
-        h: Tensor,
-        f_logit: Tensor,
-        i_logit: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None,
-        z: Tensor | None,
-        initial_state: Tensor,
-        cu_seqlens: Tensor | None,
-        alpha: float,
-        reverse: bool,
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        from naju.scan.triton_sequential.kernels import forward_kernel
+def _forward(
+    h: Tensor,
+    f_logit: Tensor,
+    i_logit: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    alpha: float,
+    reverse: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Where no backward follows no state is kept: together they are d_state times as large as h."""
+    from naju.scan.triton_sequential.kernels import forward_kernel
 
-        y, state = h.new_empty(h.shape), initial_state.new_empty(initial_state.shape)
-        kept = _kept(h, f_logit, i_logit, B) if keep else []
-        h, f_logit, i_logit, B, C = map(_rows, (h, f_logit, i_logit, B, C))
-        z = None if z is None else _rows(z)
-        blocks = blocks_for(h.shape[2], B.shape[2])
-        with torch.cuda.device_of(h):
-            forward_kernel[_grid(initial_state, blocks)](
-                h,
-                f_logit,
-                i_logit,
-                B,
-                C,
-                None if D is None else D.contiguous(),
-                z,
-                initial_state.contiguous(),
-                _boundaries(cu_seqlens, h),
-                y,
-                state,
-                kept[0] if keep else None,
-                **_strides(h=h, f_logit=f_logit, i_logit=i_logit, B=B, C=C, z=z),
-                length=h.shape[1],
-                alpha=alpha,
-                REVERSE=reverse,
-                **blocks,
-            )
-        return y, state, kept
-
-    return forward
+    y, state = h.new_empty(h.shape), initial_state.new_empty(initial_state.shape)
+    kept = _kept(h, f_logit, i_logit, B) if keep else []
+    h, f_logit, i_logit, B, C = map(_rows, (h, f_logit, i_logit, B, C))
+    z = None if z is None else _rows(z)
+    blocks = blocks_for(h.shape[2], B.shape[2])
+    with torch.cuda.device_of(h):
+        forward_kernel[_grid(initial_state, blocks)](
+            h,
+            f_logit,
+            i_logit,
+            B,
+            C,
+            None if D is None else D.contiguous(),
+            z,
+            initial_state.contiguous(),
+            _boundaries(cu_seqlens, h),
+            y,
+            state,
+            kept[0] if keep else None,
+            **_strides(h=h, f_logit=f_logit, i_logit=i_logit, B=B, C=C, z=z),
+            length=h.shape[1],
+            alpha=alpha,
+            REVERSE=reverse,
+            **blocks,
+        )
+    return y, state, kept
 
 
 def _kept(h: Tensor, f_logit: Tensor, i_logit: Tensor, B: Tensor, *rest: Any) -> list[Tensor]:
@@ -178,36 +173,9 @@ def _backward(
     )
 
 
-DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
-_training_scan = define_operator("triton_sequential", DEVICES, _forward(keep=True), _backward, _kept)
-_inference_scan = define_operator("triton_sequential_inference", DEVICES, _forward(keep=False), _backward)
-
-
-def _run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """Where nothing asks for a gradient no state is kept: together they are d_state times as large as h."""
-    training = inputs.needs_gradient()
-    return (_training_scan if training else _inference_scan)(inputs)
-
-
-@constant_when_traced
-def _missing_here() -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    if INTERPRETED:
-        return None
-    if torch.version.hip is not None:
-        return "torch is built for AMD GPUs and it runs on NVIDIA GPUs only"
-    return None if torch.cuda.is_available() else "no NVIDIA GPU is available to torch"
-
-
 def _refuses(inputs: ScanInputs) -> str | None:
-    if inputs.h.device.type not in DEVICES:
-        return f"h is on {inputs.h.device} and it runs on NVIDIA GPUs only"
-    if inputs.h.dtype == torch.float64:
-        return "h is float64 and it computes in float32"
-    if inputs.B.shape[2] > LARGEST_STATE:
-        return f"d_state is {inputs.B.shape[2]} and it goes up to {LARGEST_STATE}"
-    return only_reverse_mode(inputs)
+    return gpu_refuses(inputs.h, inputs.B.shape[2], inputs.tensors().values())
 
 
-TRITON_SEQUENTIAL = Backend(name="triton_sequential", run=_run, missing_here=_missing_here, refuses=_refuses)
+_scan = define_operator("triton_sequential", ("cuda", "cpu"), _forward, _backward, _kept)
+TRITON_SEQUENTIAL = Backend(name="triton_sequential", run=_scan, missing_here=triton_missing_here, refuses=_refuses)

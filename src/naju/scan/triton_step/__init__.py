@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from naju.scan.dispatch import other_transform
+from naju.scan.on_gpu import gpu_refuses, triton_missing_here
 from naju.scan.operator import refusing_tangents
-from naju.scan.triton_sequential import DEVICES, LARGEST_STATE, TRITON_SEQUENTIAL
 
-__all__ = ["DEVICES", "StepInputs", "step_into", "step_refuses", "triton_step"]
+__all__ = ["StepInputs", "step_into", "step_refuses", "triton_step"]
 
 
 class StepInputs(NamedTuple):
@@ -147,22 +146,21 @@ def _empty(uz: Tensor, x: Tensor, u_tail: Tensor, h_tail: Tensor, *rest: Any) ->
 
 
 triton_step = torch.library.custom_op(
-    "naju::triton_step", refusing_tangents(_step), mutates_args=(), device_types=DEVICES
+    "naju::triton_step", refusing_tangents(_step), mutates_args=(), device_types=("cuda", "cpu")
 )
 triton_step.register_fake(_empty)
 
 
 def step_refuses(inputs: StepInputs) -> str | None:
     """None where the kernel can run this step, or the reason why not as the end of a sentence."""
-    uz, d_state, tensors = inputs.uz, inputs.x.shape[2], inputs.tensors()
-    if uz.device.type not in DEVICES or any(tensor.device != uz.device for tensor in tensors):
-        return f"uz is on {uz.device} and it runs on one NVIDIA GPU only"
-    if uz.dtype == torch.float64:
-        return "uz is float64 and it computes in float32"
+    uz, tensors = inputs.uz, inputs.tensors()
+    reason = gpu_refuses(uz, inputs.x.shape[2], tensors) or triton_missing_here()
+    if reason is not None:
+        return reason
+    if any(tensor.device != uz.device for tensor in tensors):
+        return f"uz is on {uz.device} and not everything is there"
     if inputs.x.dtype != torch.float32:
         return f"x is {str(inputs.x.dtype).removeprefix('torch.')} and it computes in float32"
-    if d_state > LARGEST_STATE:
-        return f"d_state is {d_state} and it goes up to {LARGEST_STATE}"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return "a gradient is asked for and it has no backward"
-    return other_transform(tensors) or TRITON_SEQUENTIAL.missing_here()
+    return None

@@ -1,0 +1,47 @@
+"""What the GPU backends have in common: when they run, when not, and Triton's interpreter, which takes CPU tensors."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from naju.scan.dispatch import constant_when_traced, other_transform
+
+LARGEST_STATE = 256
+
+
+def interpreted() -> bool:
+    """Whether Triton, which looks at this when it is first imported, runs kernels on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "on", "true", "yes", "y")
+
+
+@functools.cache
+def _triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@constant_when_traced
+def triton_missing_here() -> str | None:
+    if not _triton_installed():
+        return "triton is not installed"
+    if interpreted():
+        return None
+    if torch.version.hip is not None:
+        return "torch is built for AMD GPUs and it runs on NVIDIA GPUs only"
+    return None if torch.cuda.is_available() else "no NVIDIA GPU is available to torch"
+
+
+def gpu_refuses(h: Tensor, d_state: int, tensors: Iterable[Tensor], *, in_triton: bool = True) -> str | None:
+    """The reason against a scan of h and the other tensors, whatever transform surrounds them."""
+    if h.device.type != "cuda" and not (in_triton and h.device.type == "cpu" and interpreted()):
+        return f"h is on {h.device} and it runs on NVIDIA GPUs only"
+    if h.dtype == torch.float64:
+        return "h is float64 and it computes in float32"
+    if d_state > LARGEST_STATE:
+        return f"d_state is {d_state} and it goes up to {LARGEST_STATE}"
+    return other_transform(tensors)
