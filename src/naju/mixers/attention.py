@@ -66,7 +66,7 @@ class AttentionMixer(Mixer):
             torch.cat([state.real, real], dim=1),
             state.seen + real.sum(1),
         )
-        begins = attention_mask is None and state.real.shape[1] == u.shape[1]
+        begins = attention_mask is None and bool(state.real.shape[1] == u.shape[1])
         visible = None if begins else _visible(state.real, real)  # torch's fastest kernels take no mask
         mixed = F.scaled_dot_product_attention(query, state.keys, state.values, attn_mask=visible, is_causal=begins)
         out = self.project_out(mixed.transpose(1, 2).flatten(-2))

@@ -24,9 +24,9 @@ def _mean(features: Tensor, mask: Tensor | None) -> Tensor:
     """Summed in float32 at least, as thousands of terms in bfloat16 would lose the small ones."""
     wide = features.to(torch.promote_types(features.dtype, torch.float32))
     if mask is None:
-        return wide.mean(1)
+        return wide.mean(1).to(features.dtype)
     real = mask.bool().unsqueeze(-1)
-    return torch.where(real, wide, 0.0).sum(1) / real.sum(1)
+    return (torch.where(real, wide, 0.0).sum(1) / real.sum(1)).to(features.dtype)
 
 
 def _check_mask(mask: Tensor) -> None:
