@@ -5,10 +5,9 @@ from itertools import product
 
 import pytest
 
-from naju.lab.diagnostics import FULL, QUICK, SUITE, Changes, diagnostic_run, in_order, spread, tables
+from naju.lab.diagnostics import FULL, QUICK, SUITE, TASKS, Changes, diagnostic_run, in_order, spread, tables
 from naju.lab.reproduce import Diagnostics, GridOptions, parse_seeds
 from naju.mixers import MIXERS
-from naju.tasks import TASKS
 
 SEEDS = (1, 2, 3, 4, 5)
 

@@ -14,12 +14,13 @@ from opened_pages import needs_chromium, opened, pixels, tables
 from naju import cli
 from naju.analysis import layer_input, observe_layer
 from naju.lab.diagnostic_run import DiagnosticRun, Examination, ModelSettings, load_run_model, run_diagnostic
+from naju.lab.diagnostics import TASKS
 from naju.lab.inspect import InspectConfig, build_page, run_inspect
 from naju.lab.inspect.events import ANSWER, OTHER, STALE, find_events, remove_each
 from naju.lab.inspect.layers import CHANNELS_SHOWN, view_layer
 from naju.lab.report import write_report
 from naju.lab.runs import RunFolder
-from naju.tasks import TASKS, build_task
+from naju.tasks import build_task
 from naju.tasks.events import EVENT_LENGTH
 from naju.training import Reporter, TrainConfig
 from naju.training.checkpoint import Checkpoints

@@ -12,10 +12,10 @@ from opened_pages import needs_chromium, opened, pixels, share_of, tables
 from written_results import LENGTHS, result, some_results, write
 
 from naju import cli
+from naju.lab.diagnostics import TASKS
 from naju.lab.pages.render import environment
 from naju.lab.paper import diagnostics
 from naju.lab.report import write_report
-from naju.tasks import TASKS
 
 NAJU = diagnostics().models[0]
 

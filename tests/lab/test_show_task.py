@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from naju import cli
 from naju.lab.show_task import ShowTask, show_task
-from naju.tasks import TASKS, build_task
+from naju.tasks import IGNORE, TASKS, build_task
 
 
 def printed(capsys, *arguments):
@@ -26,7 +28,9 @@ def test_the_printed_words_are_the_sequence(name, capsys):
         assert int(place) == len(words)
         words += ["PAD"] * int(text[2]) if text[:2] == ["PAD", "×"] else text
     assert words == task.describe(batch.tokens[0])
-    assert answer == f"answer  v{batch.targets.item()}, one of {task.n_classes}"
+    answers = [int(target) for target in batch.targets.flatten() if target != IGNORE]
+    assert re.findall(r"v\d+", answer) == [task.answer_name(target) for target in answers]
+    assert answer.endswith(f", one of {task.n_classes}")
     assert group.startswith(f"group   {task.groups[batch.group.item()]}, one of ")
 
 

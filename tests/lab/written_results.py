@@ -7,7 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from naju.tasks import TASKS
+from naju.lab.diagnostics import TASKS
+from naju.tasks import build_task
 
 LENGTHS = (512, 1024, 2048, 4096)
 
@@ -17,7 +18,7 @@ def result(mixer: str, task: str, seed: int, *, variant: str = "default", **chan
     rng = random.Random(f"{mixer} {task} {seed} {variant}")
 
     def shares() -> dict[str, float]:
-        return {bucket: rng.random() for bucket in ("all", *TASKS[task].groups)}
+        return {bucket: rng.random() for bucket in ("all", *build_task(task).groups)}
 
     config = {
         "mixer": mixer,

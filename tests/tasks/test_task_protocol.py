@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from naju.tasks import TASKS, build_task
+from naju.tasks import IGNORE, TASKS, build_task
 from naju.training import seeded_generator
 
 
@@ -26,10 +26,13 @@ def test_shapes_and_ranges(name):
     for length in (task.minimum_length(), task.minimum_length() + 7, 2048):
         tokens, targets, group = task.sample(5, length, torch.Generator().manual_seed(0))
         assert tokens.shape == (5, length)
-        assert targets.shape == group.shape == (5,)
+        assert group.shape == (5,)
+        assert targets.shape == ((5,) if task.n_questions is None else (5, length))
         assert tokens.dtype == targets.dtype == group.dtype == torch.int64
         assert 0 <= tokens.min() <= tokens.max() < task.vocab_size == len(task.token_names())
-        assert 0 <= targets.min() <= targets.max() < task.n_classes
+        asked = targets[targets != IGNORE]
+        assert len(asked) == 5 * (task.n_questions or 1)
+        assert 0 <= asked.min() <= asked.max() < task.n_classes
         assert 0 <= group.min() <= group.max() < len(task.groups)
 
 
@@ -99,4 +102,5 @@ def test_sampling_never_waits_for_the_device(name):
     with FakeTensorMode():
         tokens, targets, group = task.sample(4, 512, torch.Generator())
     assert tokens.shape == (4, 512)
-    assert targets.shape == group.shape == (4,)
+    assert targets.shape == ((4,) if task.n_questions is None else (4, 512))
+    assert group.shape == (4,)

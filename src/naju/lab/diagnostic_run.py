@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from naju.lab.lock import RunLock
-from naju.lab.runs import RunFolder, machine, versions
+from naju.lab.runs import RunFolder, carry_out, machine, versions
 from naju.models import Classifier, ModelConfig
 from naju.tasks import Task, build_task
 from naju.training import (
@@ -103,13 +103,7 @@ class DiagnosticRun:
 
 def run_diagnostic(run: DiagnosticRun, folder: RunFolder, reporter: Reporter) -> dict[str, Any]:
     """Begin a run or go on with it until it is finished; its result. A finished one is not touched."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with RunLock(folder.path) as lock:
-        found = folder.result()
-        if found is not None:
-            return found
-        folder.begin(run.to_json())
-        return _train_and_examine(run, folder, reporter, lock)
+    return carry_out(folder, run.to_json(), lambda lock: _train_and_examine(run, folder, reporter, lock))
 
 
 def _train_and_examine(run: DiagnosticRun, folder: RunFolder, reporter: Reporter, lock: RunLock) -> dict[str, Any]:
@@ -120,8 +114,8 @@ def _train_and_examine(run: DiagnosticRun, folder: RunFolder, reporter: Reporter
         data = FixedSet(task, run.training, device)
         execution = fit(learner, data, journal, rhythm(run.training), lambda: _validate(run, model, task), reporter)
         measured = _examine(run, model, reporter.stop)
-        result = {**_about(run, model), **_learned(run, journal.rows), **measured, "seconds": journal.seconds}
-        result["machine"] = {**machine(), "execution": execution}
+        result = {**_about(run, model), **learned(journal.rows, run.training.epoch_steps), **measured}
+        result |= {"seconds": journal.seconds, "machine": {**machine(), "execution": execution}}
         lock.check()
         folder.finish(result)
         journal.keep_model_only(run.steps)
@@ -194,11 +188,11 @@ def _about(run: DiagnosticRun, model: Classifier) -> dict[str, Any]:
     }
 
 
-def _learned(run: DiagnosticRun, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def learned(rows: Sequence[Mapping[str, Any]], epoch_steps: int) -> dict[str, Any]:
     """The training accuracy is that of the last epoch, while it learned; the weights are always the last ones."""
     validations = [row["validation_accuracy"] for row in rows if row["validation_accuracy"] is not None]
     return {
-        "train_accuracy": _last_epoch_accuracy(rows, run.steps - run.training.epoch_steps),
+        "train_accuracy": _last_epoch_accuracy(rows, rows[-1]["step"] - epoch_steps),
         "best_validation": max(validations),
         "final_validation": validations[-1],
         "curve": [[row["step"], row["loss"], row["validation_accuracy"]] for row in _thinned(rows)],

@@ -56,6 +56,7 @@ FULL = Protocol(
         "T4": Budget(100_000, 15),
     }
 )
+TASKS = tuple(FULL.budgets)
 SMALL = {"n_entities": 16, "n_values": 8}
 # A few minutes on two CPU cores; the three mixers that it names have states of one size.
 QUICK = Protocol(
@@ -79,6 +80,7 @@ class Changes:
     epochs_factor: int = 1
     sequences: int | None = None
     head: str = "linear"
+    mixer_options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.size is not None and re.fullmatch(r"d\d+-n\d+", self.size) is None:
@@ -96,7 +98,7 @@ class Changes:
             f"{self.epochs}-epochs": self.epochs is not None,
             f"{self.epochs_factor}x-epochs": self.epochs_factor != 1,
             f"{self.head}-head": self.head != "linear",
-        }
+        } | {f"{name}{value:g}": True for name, value in self.mixer_options.items()}
         return [str(mark) for mark, differs in marks.items() if differs]
 
     def budget(self, usual: Budget) -> Budget:
@@ -139,6 +141,7 @@ def _model(protocol: Protocol, mixer: str, changes: Changes) -> ModelSettings:
         width, state = changes.size.split("-")
         options |= {"d_model": int(width.removeprefix("d")), "d_state": int(state.removeprefix("n"))}
     d_model = options.pop("d_model")
+    options |= changes.mixer_options
     return ModelSettings(
         mixer=mixer, d_model=d_model, n_layers=protocol.n_layers, mixer_options=options, head=changes.head
     )

@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from naju.lab.diagnostics import aligned, tables
+from naju.lab.diagnostics import aligned
+from naju.lab.reproduce import tables_of
 from naju.lab.runs import RunFolder, RunStore
 
 RUNS = Path("runs")
@@ -67,7 +68,7 @@ def _show_result(run: RunFolder) -> None:
         return
     facts = ("parameters", "state_size", "seconds", "train_accuracy", "best_validation", "final_validation", "when")
     print(aligned([["", ""], *([name, str(result.get(name))] for name in facts)]))
-    print(f"\n{tables([result])}")
+    print(f"\n{tables_of(result)}")
 
 
 def remove_runs(options: RemoveRuns) -> None:

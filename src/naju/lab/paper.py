@@ -1,8 +1,8 @@
-"""The paper's diagnostic numbers, to be shown beside ours.
+"""The paper's numbers, to be shown beside ours: all of its tables as printed, and the diagnostic ones by model.
 
-Accuracies are means and standard deviations over five seeds from its per-task tables, parameters and state sizes from
-its summary, Mamba at width 128 from its width × state grid. Where two of its tables disagree (Transformer, T3 at 2048:
-0.06 and 0.07), the per-task table is taken. Its xLSTM is the mixer called mlstm here.
+In `diagnostics` accuracies are means and standard deviations over five seeds from its per-task tables, parameters and
+state sizes from its summary, Mamba at width 128 from its width × state grid. Where two of its tables disagree
+(Transformer, T3 at 2048: 0.06 and 0.07), the per-task table is taken. Its xLSTM is the mixer called mlstm here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,35 @@ from typing import Any, NamedTuple
 
 
 class MeanStd(NamedTuple):
+    """`std` is None for a single run."""
+
     mean: float
-    std: float
+    std: float | None
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of the paper: its rows, each from column to value; what it does not print is None."""
+
+    title: str
+    rows: tuple[Mapping[str, Any], ...]
+
+
+@cache
+def paper_tables() -> Mapping[str, PaperTable]:
+    """By the paper's own labels, in its order."""
+    read = json.loads(files("naju.lab").joinpath("paper_tables.json").read_text(encoding="utf-8"))
+    return {
+        label: PaperTable(table["title"], tuple(dict(zip(table["columns"], row, strict=True)) for row in table["rows"]))
+        for label, table in read.items()
+    }
+
+
+def mean_std(value: Mapping[str, float] | float | None) -> MeanStd | None:
+    """A cell of `paper_tables` that holds a mean, with or without a deviation."""
+    if value is None or isinstance(value, int | float):
+        return None if value is None else MeanStd(float(value), None)
+    return MeanStd(value["mean"], value.get("std"))
 
 
 class Fit(NamedTuple):

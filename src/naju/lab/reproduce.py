@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-import torch
-
+from naju.lab.ablations import SWEEPS, told_sweep
 from naju.lab.diagnostic_run import EXPERIMENT, DiagnosticRun, run_diagnostic
 from naju.lab.diagnostics import FULL, QUICK, SUITE, UNCHANGED, Changes, aligned, diagnostic_run, in_order, tables
-from naju.lab.grid import Grid, Outcome
+from naju.lab.grid import Cell, Grid, Outcome
+from naju.lab.lra import Lra, describe_lra, told_lra
+from naju.lab.lra_run import EXPERIMENT as LRA
+from naju.lab.lra_run import LraRun, run_lra
+from naju.lab.mqar import Mqar, told_mqar
+from naju.lab.mqar_run import EXPERIMENT as MQAR
+from naju.lab.mqar_run import MqarRun, run_mqar
+from naju.lab.options import GridOptions, check_names, parse_seeds
 from naju.lab.runs import Results, RunStore
 from naju.lab.signals import Signals
 from naju.mixers import MIXERS
 from naju.training import Reporter
-
-
-@dataclass(frozen=True, kw_only=True)
-class GridOptions:
-    """Where and how a grid is filled."""
-
-    jobs: int | None = None
-    """Runs at once, each in a process of its own; by default one a core, or one on a GPU."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    runs: Path = Path("runs")
-    """Folder of the run store; processes and machines may share it."""
-    results: Path | None = None
-    """Folder for copies of the small results; a cell that has one counts as finished."""
-    plan: bool = False
-    """Only print the cells in the order in which they will be filled, and where each stands."""
-
-    def chosen_device(self) -> str:
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is 'cuda', but torch finds no GPU it can use")
-        return self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-
-    def chosen_jobs(self) -> int:
-        return self.jobs if self.jobs is not None else 1 if self.chosen_device() == "cuda" else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +53,9 @@ class Diagnostics:
         """In the order in which they are filled."""
         protocol = QUICK if self.quick else FULL
         mixers = self.mixers or (tuple(protocol.settings) if self.quick else SUITE)
-        _check_names("mixers", mixers, MIXERS)
+        check_names("mixers", mixers, MIXERS)
         tasks = self.tasks or tuple(protocol.budgets)
-        _check_names("tasks", tasks, protocol.budgets)
+        check_names("tasks", tasks, protocol.budgets)
         seeds = parse_seeds(self.seeds or (("1",) if self.quick else ("1-5",)))
         device, changes = self.grid.chosen_device(), self.changes()
         cells = [
@@ -98,37 +79,74 @@ class Diagnostics:
         )
 
 
-@dataclass(frozen=True)
-class ListExperiments:
-    """Every experiment with what it is."""
+class StoredCell(Cell, Protocol):
+    """A cell of a grid with its config."""
+
+    @property
+    def device(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class GridCommand(Protocol):
+    """The options of a command that fills a grid."""
+
+    @property
+    def grid(self) -> GridOptions: ...
+
+    def cells(self) -> Sequence[StoredCell]: ...
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """How the runs of one experiment are trained, and how its results are shown; the cells come from its options."""
+    """How the runs of one command are trained, in which part `name` of the run store they live, and how its results are
+    shown; the cells come from its options."""
 
+    command: str
     name: str
     train: Callable[..., dict[str, Any]]
     tables: Callable[[Sequence[Mapping[str, Any]]], str]
     describe: Callable[[dict[str, Any]], str]
+    prepare: Callable[[Any], None] = lambda options: None
 
 
 def _train_diagnostic(runs: Path, run: DiagnosticRun, reporter: Reporter) -> dict[str, Any]:
     return run_diagnostic(run, RunStore(runs).folder(EXPERIMENT, run.name), reporter)
 
 
-def _describe_diagnostic(result: dict[str, Any]) -> str:
-    told = " ".join(f"{length}: {cell['all']:.3f}" for length, cell in result["accuracy"].items())
+def _train_mqar(runs: Path, run: MqarRun, reporter: Reporter) -> dict[str, Any]:
+    return run_mqar(run, RunStore(runs).folder(MQAR, run.name), reporter)
+
+
+def _train_lra(runs: Path, run: LraRun, reporter: Reporter) -> dict[str, Any]:
+    return run_lra(run, RunStore(runs).folder(LRA, run.name), reporter)
+
+
+def describe_accuracy(result: Mapping[str, Any]) -> str:
+    """A result in one line."""
+    told = " ".join(f"{part}: {cell['all']:.3f}" for part, cell in result["accuracy"].items())
     grown = " ".join(f"{length}: {cell['all']:.3f}" for length, cell in result.get("growing", {}).items())
+    told = result.get("diverged") or told
     return f"{told}{f' | growing {grown}' if grown else ''} | {result['seconds']:.0f} s"
 
 
-EXPERIMENTS: Mapping[type, Experiment] = {
-    Diagnostics: Experiment(EXPERIMENT, _train_diagnostic, tables, _describe_diagnostic),
+EXPERIMENTS: Mapping[type[Any], Experiment] = {
+    Diagnostics: Experiment("diagnostics", EXPERIMENT, _train_diagnostic, tables, describe_accuracy),
+    **{
+        sweep: Experiment(command, EXPERIMENT, _train_diagnostic, partial(told_sweep, sweep), describe_accuracy)
+        for command, sweep in SWEEPS.items()
+    },
+    Mqar: Experiment("mqar", MQAR, _train_mqar, told_mqar, describe_accuracy),
+    Lra: Experiment("lra", LRA, _train_lra, told_lra, describe_lra, Lra.prepare),
 }
 
 
-def reproduce(options: Diagnostics) -> int:
+def tables_of(result: Mapping[str, Any]) -> str:
+    """One result as its experiment shows it."""
+    return next(one for one in EXPERIMENTS.values() if one.name == result["experiment"]).tables([result])
+
+
+def reproduce(options: GridCommand) -> int:
     """Fill a grid and print its tables. The exit code is 0 if all cells are finished, 1 if some are not, 128 + n after
     signal n."""
     experiment, grid, cells = EXPERIMENTS[type(options)], options.grid, options.cells()
@@ -144,6 +162,9 @@ def reproduce(options: Diagnostics) -> int:
         f"{len(cells)} cells, {len(cells) - len(missing)} of them finished; {len(missing)} to do on {cells[0].device}."
     )
 
+    if missing:
+        experiment.prepare(options)
+
     def finish(name: str, result: dict[str, Any]) -> str:
         results.collect(name)
         return experiment.describe(result)
@@ -155,7 +176,7 @@ def reproduce(options: Diagnostics) -> int:
     return _verdict(outcomes, signals)
 
 
-def _warn_of_another_config(cell: DiagnosticRun, result: Mapping[str, Any] | None) -> None:
+def _warn_of_another_config(cell: StoredCell, result: Mapping[str, Any] | None) -> None:
     """A result counts by its name; where the protocol has changed since, the reader has to know."""
     wanted, own = cell.to_json(), {} if result is None else result.get("config", {})
     differs = sorted(key for key in {*wanted, *own} - {"device", "bf16"} if wanted.get(key) != own.get(key))
@@ -179,34 +200,10 @@ def _verdict(outcomes: Sequence[Outcome], signals: Signals) -> int:
     return 1 if open_cells else 0
 
 
-def _plan(cells: Sequence[DiagnosticRun], results: Results) -> str:
+def _plan(cells: Sequence[StoredCell], results: Results) -> str:
     rows = [["", "cell", "steps", "status"]]
     for place, cell in enumerate(cells, 1):
         folder = results.store.folder(results.experiment, cell.name)
         begun = folder.status() if folder.path.exists() else "not begun"
         rows.append([str(place), cell.name, str(cell.steps), "finished" if results.get(cell.name) else begun])
     return aligned(rows)
-
-
-def list_experiments() -> None:
-    for options, experiment in EXPERIMENTS.items():
-        print(f"{experiment.name}  {options.__doc__}")
-
-
-def parse_seeds(parts: Sequence[str]) -> tuple[int, ...]:
-    """Numbers and ranges with both ends, each seed once, in the order given."""
-    seeds: dict[int, None] = {}
-    for part in parts:
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise ValueError(f"seeds must be numbers or ranges such as 1-5, but one is {part!r}")
-        seeds |= dict.fromkeys(range(int(found[1]), int(found[2] or found[1]) + 1))
-    if not seeds:
-        raise ValueError("seeds must name at least one seed, but names none")
-    return tuple(seeds)
-
-
-def _check_names(option: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
-    strangers = [name for name in names if name not in known]
-    if strangers or len(set(names)) < len(names):
-        raise ValueError(f"{option} must be different ones of {', '.join(known)}, but are {', '.join(names)}")

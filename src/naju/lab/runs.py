@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import naju
-from naju.lab.lock import holder
+from naju.lab.lock import RunLock, holder
 from naju.training.checkpoint import NEWEST, Checkpoint, read_checkpoint
 from naju.training.files import write_json
 from naju.training.metrics import read_metrics
@@ -85,6 +85,19 @@ class RunFolder:
     def remove(self) -> None:
         self.check_idle()
         shutil.rmtree(self.path)
+
+
+def carry_out(
+    folder: RunFolder, config: Mapping[str, Any], work: Callable[[RunLock], dict[str, Any]]
+) -> dict[str, Any]:
+    """A run's result: `work` makes it, alone in its folder, unless it is there already."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with RunLock(folder.path) as lock:
+        found = folder.result()
+        if found is not None:
+            return found
+        folder.begin(config)
+        return work(lock)
 
 
 @dataclass(frozen=True)

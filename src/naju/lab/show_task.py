@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
+from torch import Tensor
 
-from naju.tasks import TASKS, Task, build_task
+from naju.tasks import IGNORE, TASKS, Task, build_task
 
 WORDS_A_LINE = 12
 
@@ -42,8 +43,16 @@ def show_task(config: ShowTask) -> None:
         text = f"PAD × {end - start}" if words[start] == "PAD" else " ".join(words[start:end])
         print(f"{start:>{len(str(config.length))}}  {text}")
         start = end
-    print(f"answer  {task.answer_name(int(targets[0]))}, one of {task.n_classes}")
+    print(f"answer  {_told_answers(task, targets[0])}, one of {task.n_classes}")
     print(f"group   {task.groups[int(group[0])]}, one of {', '.join(task.groups)}")
+
+
+def _told_answers(task: Task, targets: Tensor) -> str:
+    """The answer, or each with the place that asks for it."""
+    if targets.dim() == 0:
+        return task.answer_name(int(targets))
+    places = (targets != IGNORE).nonzero().squeeze(1).tolist()
+    return ", ".join(f"{task.answer_name(int(targets[place]))} at {place}" for place in places)
 
 
 def list_tasks() -> None:

@@ -1,4 +1,4 @@
-"""What every task is: a source of seeded batches whose answers are classified at the last position."""
+"""What every task is: a source of seeded batches whose answers are classified, at the last position or at many."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import ClassVar, NamedTuple
 
 from torch import Generator, Tensor
 
+IGNORE = -100  # the target of a position that asks for nothing
+
 
 class Batch(NamedTuple):
     """Sequences, their answers, and the slice of the accuracy table that each of them belongs to."""
 
     tokens: Tensor  # (b, l), int64
-    targets: Tensor  # (b,), int64, below the task's `n_classes`
+    targets: Tensor  # (b,), or (b, l) with IGNORE where nothing is asked; int64, below the task's `n_classes`
     group: Tensor  # (b,), int64, an index into the task's `groups`
 
 
@@ -28,6 +30,11 @@ class Task(ABC):
     @property
     @abstractmethod
     def n_classes(self) -> int: ...
+
+    @property
+    def n_questions(self) -> int | None:
+        """At how many positions each sequence asks, None where it asks once, at its end: then targets are (b,)."""
+        return None
 
     @abstractmethod
     def minimum_length(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from naju.tasks.base import Task
 from naju.tasks.key_value import KeyValueRetrieval, ScatteredKeyValueRetrieval
+from naju.tasks.mqar import MultiQueryRecall
 from naju.tasks.state_tracking import CurrentStateTracking, RecencyStateTracking
 
 TASKS: Mapping[str, type[Task]] = {
@@ -15,6 +16,7 @@ TASKS: Mapping[str, type[Task]] = {
     "T2": ScatteredKeyValueRetrieval,
     "T3": CurrentStateTracking,
     "T4": RecencyStateTracking,
+    "MQAR": MultiQueryRecall,
 }
 
 

@@ -8,14 +8,17 @@ from naju.training.learner import Learner
 from naju.training.loop import Reporter, Step, StoppedError, fit, train
 from naju.training.optimizer import parameter_groups
 from naju.training.seeding import seeded_generator, seeded_initialisation
+from naju.training.segmented_set import Part, SegmentedSet
 
 __all__ = [
     "Accuracy",
     "FixedSet",
     "Journal",
     "Learner",
+    "Part",
     "Reporter",
     "Rhythm",
+    "SegmentedSet",
     "Step",
     "StoppedError",
     "TrainConfig",

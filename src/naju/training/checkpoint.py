@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -34,25 +35,30 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run. `allow` is called before every write and may refuse by raising."""
+    """The last `keep` checkpoints of one run. `allow` is called before every write and may refuse by raising."""
 
-    def __init__(self, folder: Path, allow: Callable[[], None] = lambda: None) -> None:
-        self.newest, self.before, self.allow = folder / NEWEST, folder / BEFORE, allow
+    def __init__(self, folder: Path, allow: Callable[[], None] = lambda: None, keep: int = 2) -> None:
+        if keep < 2:
+            raise ValueError(f"keep must be at least 2, so that one is good while another is written, but is {keep}")
+        older = [folder / BEFORE.replace("before", f"before-{age}") for age in range(2, keep)]
+        self.paths, self.allow = [folder / NEWEST, folder / BEFORE, *older], allow
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Killed at any moment, this leaves a good file under one of the two names."""
+        """Killed at any moment, this leaves a good file under one of the names."""
         own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
         about = {"facts": json.dumps(facts), "checksum": _checksum(own)}
         self.allow()
-        fresh = self.newest.with_name(f"{self.newest.name}.fresh")
+        newest = self.paths[0]
+        fresh = newest.with_name(f"{newest.name}.fresh")
         write_whole(fresh, save(own, about))
-        if self.newest.exists():
-            os.replace(self.newest, self.before)
-        os.replace(fresh, self.newest)
+        for older, newer in itertools.pairwise(reversed(self.paths)):
+            if newer.exists():
+                os.replace(newer, older)
+        os.replace(fresh, newest)
 
     def load(self, report: Callable[[str], None]) -> Checkpoint | None:
         """The newest good one; a damaged one is reported and passed over."""
-        for path in (self.newest, self.before):
+        for path in self.paths:
             if path.exists():
                 try:
                     return read_checkpoint(path)
@@ -63,7 +69,8 @@ class Checkpoints:
     def keep_only(self, checkpoint: Checkpoint) -> None:
         """Put a smaller one in place of all."""
         self.save(checkpoint.tensors, checkpoint.facts)
-        self.before.unlink(missing_ok=True)
+        for path in self.paths[1:]:
+            path.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from naju.tasks.base import Task
+from naju.training.questions import questions, right_answers
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """`by_group` has only the groups that occurred, each with its own accuracy and count."""
+    """Means over sequences, of the share of right answers where each has many. `by_group` has only the groups that
+    occurred, each with its own accuracy and count."""
 
     overall: float
     count: int
@@ -32,20 +34,23 @@ def evaluate(
 ) -> Accuracy:
     """Accuracy of a classifier on `count` fresh sequences of any length; the model's mode is left as it was.
 
+    Where a task has many questions, the model gets their places (b, q) beside the tokens and answers (b, q, classes).
+
     Which sequences these are depends on `batch_size`, too: that is how they are drawn.
     """
     if count < 1:
         raise ValueError(f"count must be a positive integer, but is {count}")
     was_training = model.training
     model.eval()
-    right = torch.zeros(len(task.groups), dtype=torch.int64, device=generator.device)
-    total = torch.zeros_like(right)
+    right = torch.zeros(len(task.groups), dtype=torch.float64, device=generator.device)
+    total = torch.zeros_like(right, dtype=torch.int64)
     for start in range(0, count, batch_size):
         batch = task.sample(min(batch_size, count - start), length, generator)
+        inputs, targets = questions(task, batch)
         with torch.autocast(generator.device.type, torch.bfloat16, enabled=bf16):
-            correct = (model(batch.tokens).argmax(-1) == batch.targets).long()
-        right.index_add_(0, batch.group, correct)
-        total.index_add_(0, batch.group, torch.ones_like(correct))
+            logits = model(*inputs)
+        right.index_add_(0, batch.group, right_answers(logits, targets))
+        total.index_add_(0, batch.group, torch.ones_like(batch.group))
     model.train(was_training)
     slices = zip(task.groups, right.tolist(), total.tolist(), strict=True)
-    return Accuracy(int(right.sum()) / count, count, {name: (hit / n, n) for name, hit, n in slices if n})
+    return Accuracy(float(right.sum()) / count, count, {name: (hit / n, n) for name, hit, n in slices if n})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,25 @@ from naju.training.seeding import seeded_generator
 
 # Part of what the set is: drawing in other portions would use the random stream in another order.
 PORTION = 4096
+
+
+class TrainingSet(Protocol):
+    """What the training loop goes through, batch by batch, epoch by epoch. Batches of one kind have one shape."""
+
+    @property
+    def epoch_steps(self) -> int: ...
+
+    @property
+    def kinds(self) -> int: ...
+
+    def kind(self, step: int) -> int:
+        """Of the batch of a step, counted from 1; below `kinds`."""
+
+    def shuffle(self, epoch: int) -> None:
+        """Before the first step of an epoch, and wherever in it a run goes on."""
+
+    def batch(self, steps_done: Tensor, kind: int) -> tuple[Tensor, ...]:
+        """The model's inputs and the targets of the step after `steps_done` (1,), which is read on the device alone."""
 
 
 class FixedSet:
@@ -29,13 +50,24 @@ class FixedSet:
             self.tokens[rows], self.targets[rows] = batch.tokens, batch.targets
         self.order = torch.empty(config.epoch_steps, config.batch_size, dtype=torch.int64, device=device)
 
+    @property
+    def epoch_steps(self) -> int:
+        return len(self.order)
+
+    @property
+    def kinds(self) -> int:
+        return 1
+
+    def kind(self, step: int) -> int:
+        return 0
+
     def shuffle(self, epoch: int) -> None:
         """The order of one epoch follows from the seed and its number, whatever came before."""
         generator = seeded_generator(self.config.seed, f"order of epoch {epoch}", self.device)
         shuffled = torch.randperm(len(self.targets), generator=generator, device=self.device)
         self.order.copy_(shuffled[: self.order.numel()].view_as(self.order))
 
-    def batch(self, steps_done: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and targets of the step after `steps_done` (1,), which is read on the device alone."""
+    def batch(self, steps_done: Tensor, kind: int = 0) -> tuple[Tensor, Tensor]:
+        """Tokens and targets."""
         rows = self.order.index_select(0, steps_done % len(self.order)).squeeze(0)
         return self.tokens.index_select(0, rows), self.targets.index_select(0, rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from naju.training.config import TrainConfig
 from naju.training.optimizer import parameter_groups
+from naju.training.questions import right_answers
 from naju.training.schedule import cosine_with_warmup
 
 
@@ -25,13 +26,16 @@ class Learner:
     """`learn` waits for nothing and branches on no value, so that it can also be recorded once as a CUDA graph and
     replayed: learning rates come from a table on the device at the place where `steps_done` points, and losses and
     right answers add up there until `window` fetches them.
+
+    `factor` gives the factor on the learning rate at step 0, 1, …; by default the config's warm-up and cosine.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, factor: Callable[[int], float] | None = None) -> None:
         self.model, self.config = model, config
+        self.factor = factor or (lambda step: cosine_with_warmup(step, config.steps, config.warmup_ratio))
         self.device = next(model.parameters()).device
         self.optimizer = torch.optim.AdamW(
-            parameter_groups(model, lr=config.lr, weight_decay=config.weight_decay),
+            self._groups(),
             fused=True,
             capturable=self.device.type == "cuda",
         )
@@ -41,10 +45,12 @@ class Learner:
         self._loss, self._correct = (torch.zeros(1, dtype=torch.float64, device=self.device) for _ in range(2))
         self._broken = torch.zeros_like(self.steps_done)  # the first step whose loss was not finite, 0 as long as none
 
+    def _groups(self) -> list[dict[str, Any]]:
+        return parameter_groups(self.model, lr=self.config.lr, weight_decay=self.config.weight_decay)
+
     def _rates_on_device(self) -> list[tuple[Tensor, Tensor]]:
         """For each parameter group its rate, a tensor from now on, and the rates of all steps to copy from."""
-        config = self.config
-        factors = [cosine_with_warmup(step, config.steps, config.warmup_ratio) for step in range(config.steps)]
+        factors = [self.factor(step) for step in range(self.config.steps)]
         dtype = torch.float64 if self.device.type == "cpu" else torch.float32  # what the fused kernels read
         rates = []
         for group in self.optimizer.param_groups:
@@ -64,22 +70,27 @@ class Learner:
         for moments in self.optimizer.state.values():
             moments["step"].zero_()
 
-    def learn(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """One step on one batch; the loss before it, on the device."""
+    def learn(self, *batch: Tensor) -> Tensor:
+        """One step on one batch, the model's inputs and last the targets; the loss before it, on the device."""
+        *inputs, targets = batch
+        self._begin_step()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
+            logits = self.model(*inputs)
+        loss = F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+        loss.backward()
+        self._end_step(loss.detach(), right_answers(logits.detach(), targets).sum())
+        return loss.detach()
+
+    def _begin_step(self) -> None:
         for rate, table in self._rates:
             rate.copy_(table.index_select(0, self.steps_done).squeeze(0))
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
-            logits = self.model(tokens)
-        loss = F.cross_entropy(logits.float(), targets)
-        loss.backward()
+
+    def _end_step(self, loss: Tensor, correct: Tensor | float) -> None:
+        """With all gradients there."""
         if self.config.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()
-        self._count(loss.detach(), (logits.detach().argmax(-1) == targets).sum())
-        return loss.detach()
-
-    def _count(self, loss: Tensor, correct: Tensor) -> None:
         self.steps_done += 1
         self._loss += loss
         self._correct += correct
@@ -88,8 +99,7 @@ class Learner:
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 1, for parameters that are stored as they act."""
-        config = self.config
-        return config.lr * cosine_with_warmup(step - 1, config.steps, config.warmup_ratio)
+        return self.config.lr * self.factor(step - 1)
 
     def window(self) -> Window:
         """Waits for the device, and begins a new window; a loss that was not finite is an error that names its step."""

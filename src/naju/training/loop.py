@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from torch import nn
@@ -12,7 +13,7 @@ from torch import nn
 from naju.tasks.base import Task
 from naju.training.config import Rhythm, TrainConfig
 from naju.training.cuda_graph import recorded
-from naju.training.fixed_set import FixedSet
+from naju.training.fixed_set import TrainingSet
 from naju.training.journal import Journal
 from naju.training.learner import Learner
 from naju.training.seeding import seeded_generator
@@ -70,32 +71,37 @@ SILENT = Reporter()
 
 def fit(
     learner: Learner,
-    data: FixedSet,
+    data: TrainingSet,
     journal: Journal,
     rhythm: Rhythm,
     validate: Callable[[], float],
     reporter: Reporter = SILENT,
+    enough: float = math.inf,
 ) -> str:
     """Train to the end of `learner.config`, from wherever the learner stands; returns in words how steps were executed.
 
-    On the CPU the outcome, metrics included, is the same bit for bit however often the run was stopped or killed and
-    restored from a checkpoint. A loss that is not finite ends it at the next log point.
+    A validation accuracy above `enough` ends it, too, and a loss that is not finite at the next log point. On the CPU
+    the outcome, metrics included, is the same bit for bit however often the run was stopped or killed and restored from
+    a checkpoint.
     """
     steps, done = learner.config.steps, int(learner.steps_done)
     reporter.begin(done)
-    if done == steps:
+    if done == steps or _is_enough(journal, enough):
         return "nothing left to execute"
     learner.model.train()
-    data.shuffle(done // len(data.order))
-    run_step, execution = _executable(learner, data, reporter.note)
+    data.shuffle(done // data.epoch_steps)
+    run_steps, execution = _executables(learner, data, reporter.note)
     for step in range(done + 1, steps + 1):
-        if (step - 1) % len(data.order) == 0:
-            data.shuffle((step - 1) // len(data.order))
-        run_step()
+        if (step - 1) % data.epoch_steps == 0:
+            data.shuffle((step - 1) // data.epoch_steps)
+        run_steps[data.kind(step)]()
         if rhythm.logs(step, steps):
             mean_loss = _log(step, learner, journal, validate if rhythm.validates(step, steps) else None)
             reporter.progress(step, mean_loss)
-            journal.save_if_older(0 if step == steps else rhythm.save_seconds, step)
+            ends = step == steps or _is_enough(journal, enough)
+            journal.save_if_older(0 if ends else rhythm.save_seconds, step)
+            if ends:
+                break
         if step < steps and reporter.stop():
             journal.save(step)
             raise StoppedError(f"stopped after step {step} of {steps}; the same command goes on from there")
@@ -117,19 +123,27 @@ def _log(step: int, learner: Learner, journal: Journal, validate: Callable[[], f
     return loss / count
 
 
-def _executable(learner: Learner, data: FixedSet, note: Callable[[str], None]) -> tuple[Callable[[], object], str]:
-    """The step as it will be run, and in words how."""
+def _is_enough(journal: Journal, enough: float) -> bool:
+    reached = journal.rows[-1]["validation_accuracy"] if journal.rows else None
+    return reached is not None and reached > enough
 
-    def step() -> None:
-        learner.learn(*data.batch(learner.steps_done))
 
+def _executables(
+    learner: Learner, data: TrainingSet, note: Callable[[str], None]
+) -> tuple[list[Callable[[], object]], str]:
+    """The step on each kind of batch as it will be run, and in words how."""
+
+    def learn(kind: int) -> None:
+        learner.learn(*data.batch(learner.steps_done, kind))
+
+    steps: list[Callable[[], object]] = [partial(learn, kind) for kind in range(data.kinds)]
     if learner.device.type != "cuda":
-        return step, "eager"
+        return steps, "eager"
     before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
     try:
-        return recorded(step, learner.tensors().values()), "CUDA graph"
+        return [recorded(step, learner.tensors().values()) for step in steps], "CUDA graph"
     except RuntimeError as error:
         learner.restore(before)
         reason = str(error).splitlines()[0]
         note(f"no CUDA graph, every step runs eagerly: {reason}")
-        return step, f"eager: {reason}"
+        return steps, f"eager: {reason}"

@@ -1,40 +1,51 @@
-"""One page from finished runs: the frontier, every table beside the paper's, curves, costs, and what is missing."""
+"""Pages from finished runs: the diagnostic suite's (the frontier, every table beside the paper's, curves, costs, and
+what is missing), and one for each of the other experiments."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import naju
-from naju.lab.diagnostics import SUCCESS
+from naju.bench.rows import RESULTS
+from naju.lab.ablations import is_of_sweep
+from naju.lab.diagnostics import SUCCESS, TASKS
 from naju.lab.pages import render, write_page
 from naju.lab.paper import diagnostics
 from naju.lab.report import charts, gaps, tables
+from naju.lab.report.experiments import Page, experiment_pages
 from naju.lab.report.results import BOARDS, GROWING, Model, Reading, group_models, read_results
-from naju.tasks import TASKS
 
 
-def write_report(runs: Path, output: Path) -> Path:
-    """Write `output/index.html` about a folder of runs or of copied results, and say where it is.
+def write_report(runs: Path, output: Path, benchmarks: Path = RESULTS) -> Path:
+    """Write `output/index.html` about a folder of runs or of copied results, with a page beside it for each experiment
+    that it links to, and say where it is. `benchmarks` has the rows of `naju bench`.
 
     Without any result it says so, on the page as well.
     """
     reading = read_results(runs)
     path = output / "index.html"
-    write_page(path, build_page(reading))
-    print(f"Report on {len(reading.results)} finished runs: {path.resolve()}")
+    pages = experiment_pages(reading, benchmarks)
+    for page in pages:
+        write_page(output / page.file, render("experiment.html", page=page))
+    write_page(path, build_page(reading, pages))
+    print(f"Report on {len(reading.written)} finished runs: {path.resolve()}")
     for problem in reading.problems:
         print(f"  not in it: {problem}")
     return path
 
 
-def build_page(reading: Reading) -> str:
-    models = group_models(reading.results)
+def build_page(reading: Reading, pages: Sequence[Page] = ()) -> str:
+    """The diagnostic suite's. Runs with options that only a sweep sets are on the sweep's page."""
+    shown = [result for result in reading.results if not is_of_sweep(result.config)]
+    models = group_models(shown)
     counts = gaps.seed_counts(models)
     return render(
         "report.html",
         version=naju.__version__,
-        results=reading.results,
+        results=shown,
+        pages=pages,
         problems=reading.problems,
         models=models,
         paper=diagnostics(),

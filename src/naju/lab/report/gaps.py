@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from naju.lab.diagnostics import TASKS
 from naju.lab.paper import PaperModel, diagnostics
 from naju.lab.report.results import Model, Result, family
 from naju.lab.report.tables import side_by_side
-from naju.tasks import TASKS
 
 # The bound's single gate is no row of the paper's tables, but belongs to the grid.
 BESIDE_THE_PAPER = ("coupled",)

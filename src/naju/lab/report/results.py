@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from naju.lab.diagnostics import FULL, SUCCESS, spread
+from naju.lab.diagnostic_run import EXPERIMENT
+from naju.lab.diagnostics import FULL, SUCCESS, TASKS, spread
 from naju.lab.paper import PaperModel, diagnostics
+from naju.lab.reproduce import EXPERIMENTS, tables_of
 from naju.lab.runs import CONFIG, RESULT
-from naju.tasks import TASKS
 
+Written = Mapping[str, Any]  # a result as its file has it
 GROWING = "T4 growing"
 # The tables of the report. The growing length rule is measured on the runs of T4 and shown as a task of its own.
 BOARDS = ("T1", "T2", "T3", "T4", GROWING)
@@ -109,45 +111,76 @@ class Model:
 
 
 class Reading(NamedTuple):
-    """What a folder holds: results, and a sentence about every file or run that gives none."""
+    """What a folder holds: results of the diagnostic suite, a sentence about every file or run that gives none, and the
+    results of all experiments as they were written."""
 
     results: list[Result]
     problems: list[str]
+    written: list[Written]
+
+    def of(self, experiment: str) -> list[Written]:
+        return [one for one in self.written if _experiment(one) == experiment]
 
 
 def read_results(folder: Path) -> Reading:
-    """Every `result.json` below `folder` and every JSON file directly in it; of two results for one cell, the later."""
+    """Every `result.json` below `folder`, and the JSON files in it and in folders in it that are no runs; of two
+    results for one cell, the later."""
     if not folder.is_dir():
         raise ValueError(f"runs must be a folder, but {str(folder)!r} is none")
-    results: dict[tuple[str, str, str, int], Result] = {}
+    cells: dict[tuple[str, ...], Written] = {}
     problems = []
     for path in _result_files(folder):
         try:
-            result = parse_result(path.read_text(encoding="utf-8"))
+            found = _checked(_read_json(path.read_text(encoding="utf-8")))
         except (ValueError, OSError) as error:
             problems.append(f"{path.relative_to(folder)} cannot be read as a result: {error}")
             continue
-        cell = (result.mixer, result.task, result.variant, result.seed)
-        if cell not in results or results[cell].when <= result.when:
-            results[cell] = result
+        cell = (_experiment(found), *(str(found[name]) for name in ("mixer", "task", "variant", "seed")))
+        if cell not in cells or str(cells[cell].get("when", "")) <= str(found.get("when", "")):
+            cells[cell] = found
     begun = (path.parent for path in sorted(folder.rglob(CONFIG)))
     unfinished = [run for run in begun if not (run / RESULT).exists()]
     problems += [f"{run.relative_to(folder)} has a config but no result: unfinished" for run in unfinished]
-    return Reading(list(results.values()), problems)
+    written = list(cells.values())
+    return Reading([parse_result(one) for one in written if _experiment(one) == EXPERIMENT], problems, written)
 
 
 def _result_files(folder: Path) -> list[Path]:
     """In a run's own folder, JSON files beside the result are other things."""
-    copies = [] if (folder / CONFIG).exists() else folder.glob("*.json")
+    places = [folder, *(place for place in folder.iterdir() if place.is_dir())]
+    copies = [path for place in places if not (place / CONFIG).exists() for path in place.glob("*.json")]
     return sorted({*folder.rglob(RESULT), *copies})
 
 
-def parse_result(text: str) -> Result:
-    """A result from its JSON; a ValueError says what is wrong with it."""
+def _read_json(text: str) -> Any:
     try:
-        read = json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON ({error})") from error
+
+
+def _checked(found: Any) -> Written:
+    """A result whose experiment can show it; a ValueError says what is wrong with it."""
+    if not isinstance(found, dict):
+        raise ValueError(f"a value has another type than expected ({type(found).__name__} is no result)")
+    if _experiment(found) == EXPERIMENT:
+        parse_result(found)
+        return found
+    if _experiment(found) not in {known.name for known in EXPERIMENTS.values()}:
+        raise ValueError(f"no experiment is called {_experiment(found)!r}")
+    try:
+        tables_of(found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its experiment cannot show it ({type(error).__name__}: {error})") from error
+    return found
+
+
+def _experiment(found: Written) -> str:
+    return str(found.get("experiment", EXPERIMENT))
+
+
+def parse_result(read: Written) -> Result:
+    """A result of the diagnostic suite from its JSON; a ValueError says what is wrong with it."""
     try:
         boards = {read["task"]: read["accuracy"], GROWING: read.get("growing") or {}}
         return Result(

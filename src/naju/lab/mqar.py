@@ -1,0 +1,303 @@
+"""Multi-query recall as the paper reports it: the best of four learning rates for each model and size.
+
+Two mixer blocks for every model, no MLP, tied embeddings; the paper says only "the same two-layer harness". The best
+rate is the one with the best validation at the end, and its test accuracy is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from naju.lab.comparison import Comparison
+from naju.lab.diagnostic_run import ModelSettings
+from naju.lab.diagnostics import aligned
+from naju.lab.mqar_run import Data, MqarRun, slice_name
+from naju.lab.options import GridOptions, check_names, parse_seeds
+from naju.lab.paper import mean_std, paper_tables
+from naju.tasks.mqar import TEST, TRAINING, Segment
+from naju.training import TrainConfig
+
+RATES = (1e-3, 3.16e-3, 1e-2, 3.16e-2)
+WIDTHS = (64, 128, 256, 512)
+EPOCHS = 32
+HARDEST = slice_name(TEST[-1])
+# The paper's names of models that are called otherwise here.
+MIXERS = {"transformer": "attention", "xlstm": "mlstm"}
+# What the paper's main comparison rests on comes first.
+FIRST = ("naju", "mamba2", "mamba")
+
+
+class Contender(NamedTuple):
+    """A row of the paper's table. `d_state` is None where a mixer has no such choice."""
+
+    mixer: str
+    d_state: int | None
+    reparam: bool
+
+    @property
+    def label(self) -> str:
+        state = "" if self.d_state is None else f" N{self.d_state}"
+        return f"{self.mixer}{state}{' reparam' if self.reparam else ''}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        state = {} if self.d_state is None else {"d_state": self.d_state}
+        return state | ({"gate_reparam": True} if self.reparam else {})
+
+
+def _contender(row: Mapping[str, Any]) -> Contender:
+    return Contender(MIXERS.get(row["model"], row["model"]), row["d_state"], row["gate_reparam"])
+
+
+PAPER: Mapping[Contender, Mapping[str, Any]] = {_contender(row): row for row in paper_tables()["tab:mqar"].rows}
+NAMES = tuple(dict.fromkeys(contender.mixer for contender in PAPER))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What the full and the quick grid differ in."""
+
+    data: Data
+    widths: tuple[int, ...]
+    contenders: tuple[Contender, ...]
+    rates: tuple[float, ...]
+    batch_size: int
+    epochs: int
+
+
+FULL = Scale(
+    data=Data(training=TRAINING, test=TEST),
+    widths=WIDTHS,
+    contenders=tuple(PAPER),
+    rates=RATES,
+    batch_size=256,
+    epochs=EPOCHS,
+)
+# Half a minute a run on one core, and a model that finds the mechanism passes 0.9; the last test slice asks for more
+# pairs than were ever trained on.
+QUICK = Scale(
+    data=Data(
+        training=(Segment(16, 2, 4000), Segment(32, 4, 8000)),
+        test=(Segment(16, 2, 500), Segment(32, 4, 500), Segment(64, 8, 500)),
+        n_symbols=64,
+    ),
+    widths=(32,),
+    contenders=(Contender("naju", 16, False), Contender("mamba2", 16, False), Contender("attention", None, False)),
+    rates=(3.16e-3, 1e-2),
+    batch_size=32,
+    epochs=7,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mqar:
+    """Multi-query recall by width and size of the state, the best of four learning rates."""
+
+    mixers: tuple[str, ...] = ()
+    """Some of attention, mlstm, mamba, mamba2, naju; without any: all."""
+    widths: tuple[int, ...] = ()
+    """Some of 64, 128, 256, 512; without any: all that the paper has for a model."""
+    states: tuple[int, ...] = ()
+    """16, 64 or both, of the models that have a choice; without any: both."""
+    reparam: Literal["without", "with", "both"] = "both"
+    """Naju's gate reparameterisation."""
+    rates: tuple[float, ...] = ()
+    """Learning rates; without any: 1e-3, 3.16e-3, 1e-2, 3.16e-2."""
+    seeds: tuple[str, ...] = ("1",)
+    """Numbers and ranges, such as 1-3 5."""
+    epochs: int | None = None
+    """Instead of 32 epochs, for all alike."""
+    rewriting: bool = False
+    """Every key is bound twice on average, and only its last value counts."""
+    filler: Literal["random", "zero"] = "random"
+    """What stands between queries: any token, or 0."""
+    bf16: bool = False
+    """bfloat16 autocast; the protocol is float32."""
+    quick: bool = False
+    """A small but real grid, minutes on a CPU: naju, mamba2 and attention on shorter sequences of fewer symbols."""
+    grid: GridOptions = field(default_factory=GridOptions)
+
+    def cells(self) -> list[MqarRun]:
+        """In the order in which they are filled: a seed of everything before the next, N = 64 and the middle widths
+        of the state-space models first, all rates of one model together."""
+        scale = QUICK if self.quick else FULL
+        widths, rates = self.widths or scale.widths, self.rates or scale.rates
+        check_names("widths", widths, scale.widths)
+        chosen = [(contender, width) for contender in self._contenders(scale) for width in widths]
+        if not self.quick:
+            chosen = sorted((cell for cell in chosen if paper_number(*cell) is not None), key=_place)
+        if not chosen:
+            raise ValueError("mixers, widths, states and reparam leave no cell that the table has")
+        return [
+            self._cell(scale, contender, width, rate, seed)
+            for seed in parse_seeds(self.seeds)
+            for contender, width in chosen
+            for rate in rates
+        ]
+
+    def _contenders(self, scale: Scale) -> list[Contender]:
+        names = self.mixers or NAMES
+        check_names("mixers", names, NAMES)
+        check_names("states", self.states, (16, 64))
+        return [
+            contender
+            for contender in scale.contenders
+            if contender.mixer in names
+            and (not self.states or contender.d_state in (None, *self.states))
+            and (contender.mixer != "naju" or self.reparam in ("both", ("without", "with")[contender.reparam]))
+        ]
+
+    def _cell(self, scale: Scale, contender: Contender, width: int, rate: float, seed: int) -> MqarRun:
+        data = Data(
+            training=scale.data.training,
+            test=scale.data.test,
+            rewriting=self.rewriting,
+            random_filler=self.filler == "random",
+            n_symbols=scale.data.n_symbols,
+        )
+        state = [] if contender.d_state is None else [f"n{contender.d_state}"]
+        marks = [f"d{width}", *state, *(["reparam"] if contender.reparam else []), f"lr{rate:g}", *self._marks()]
+        training = TrainConfig(
+            steps=(self.epochs or scale.epochs) * data.epoch_steps(scale.batch_size),
+            length=max(segment.length for segment in data.training),
+            batch_size=scale.batch_size,
+            lr=rate,
+            weight_decay=0.1,
+            warmup_ratio=0.0,
+            clip=None,
+            seed=seed,
+            sequences=sum(segment.examples for segment in data.training),
+            bf16=self.bf16,
+        )
+        return MqarRun(
+            variant="-".join(marks),
+            data=data,
+            model=ModelSettings(mixer=contender.mixer, mixer_options=contender.options, d_model=width, n_layers=2),
+            training=training,
+            device=self.grid.chosen_device(),
+        )
+
+    def _marks(self) -> list[str]:
+        marks = {
+            "quick": self.quick,
+            "rewriting": self.rewriting,
+            "zeros": self.filler == "zero",
+            f"{self.epochs}-epochs": self.epochs is not None,
+            "bf16": self.bf16,
+        }
+        return [mark for mark, differs in marks.items() if differs]
+
+
+def paper_number(contender: Contender, width: int) -> float | None:
+    found: float | None = PAPER.get(contender, {}).get(f"acc_d{width}")
+    return found
+
+
+def _place(cell: tuple[Contender, int]) -> tuple[int, ...]:
+    """The lowest goes first."""
+    contender, width = cell
+    rank = FIRST.index(contender.mixer) if contender.mixer in FIRST else len(FIRST)
+    return rank == len(FIRST), contender.reparam, contender.d_state != 64, width not in (128, 256), rank
+
+
+class RecallRow(NamedTuple):
+    """A model of one width: its best rate a seed, and what the test of that run says."""
+
+    contender: Contender
+    width: int
+    rates: dict[int, float]  # seed -> best rate
+    tried: int  # how many different rates have finished
+    overall: Comparison
+    hardest: Comparison
+
+
+class RecallTable(NamedTuple):
+    """Runs on the same data with the same budget; `is_papers` says whether both are the paper's."""
+
+    title: str
+    is_papers: bool
+    runs: int
+    hardest: str
+    rows: tuple[RecallRow, ...]
+
+
+def recall_tables(results: Iterable[Mapping[str, Any]]) -> list[RecallTable]:
+    """One for each kind of data and budget, the paper's first."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        groups.setdefault(_kind(result["config"]), []).append(result)
+    tables = [_table(title, found) for title, found in groups.items()]
+    return sorted(tables, key=lambda table: (not table.is_papers, table.title))
+
+
+def told_mqar(results: Sequence[Mapping[str, Any]]) -> str:
+    """As text."""
+    return "\n\n".join(map(_told, recall_tables(results))) or "no results yet"
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    """Data and budget in words."""
+    keys = "keys bound twice, the last value counts" if config["rewriting"] else "each key bound once"
+    filler = "random filler" if config["random_filler"] else "zero filler"
+    budget = f"{config['sequences']:,} sequences, at most {config['epochs']:g} epochs"
+    return f"{keys}, {filler}, {config['n_symbols']} symbols, {budget}, {'bfloat16' if config['bf16'] else 'float32'}"
+
+
+def _table(title: str, results: Sequence[Mapping[str, Any]]) -> RecallTable:
+    config = results[0]["config"]
+    usual = (False, FULL.data.n_symbols, EPOCHS, sum(segment.examples for segment in TRAINING))
+    is_papers = usual == tuple(config[name] for name in ("rewriting", "n_symbols", "epochs", "sequences"))
+    groups: dict[tuple[Contender, int], list[Mapping[str, Any]]] = {}
+    for result in results:
+        groups.setdefault((_contender_of(result["config"]), result["config"]["d_model"]), []).append(result)
+    *_, (length, n_pairs, examples) = config["test_segments"]
+    hardest = slice_name(Segment(length, n_pairs, examples))
+    rows = [_row(*model, hardest, found, beside_paper=not config["rewriting"]) for model, found in groups.items()]
+    return RecallTable(title, is_papers, len(results), hardest, tuple(sorted(rows, key=_row_place)))
+
+
+def _contender_of(config: Mapping[str, Any]) -> Contender:
+    options = config["mixer_options"]
+    return Contender(config["mixer"], options.get("d_state"), bool(options.get("gate_reparam")))
+
+
+def _row(
+    contender: Contender, width: int, hardest: str, results: Sequence[Mapping[str, Any]], *, beside_paper: bool
+) -> RecallRow:
+    best: dict[int, Mapping[str, Any]] = {}
+    for result in (result for result in results if "diverged" not in result):
+        rival = best.get(result["seed"])
+        if rival is None or result["final_validation"] > rival["final_validation"]:
+            best[result["seed"]] = result
+    paper = PAPER.get(contender, {}) if beside_paper else {}
+    hard_paper = paper.get("kv256_acc_d512") if (width, hardest) == (512, HARDEST) else None
+    return RecallRow(
+        contender,
+        width,
+        {seed: run["config"]["lr"] for seed, run in sorted(best.items())},
+        len({result["config"]["lr"] for result in results}),
+        Comparison(tuple(_share(run, "all") for run in best.values()), mean_std(paper.get(f"acc_d{width}"))),
+        Comparison(tuple(_share(run, hardest) for run in best.values()), mean_std(hard_paper)),
+    )
+
+
+def _share(run: Mapping[str, Any], part: str) -> float:
+    return float(run["accuracy"][part]["all"])
+
+
+def _row_place(row: RecallRow) -> tuple[Any, ...]:
+    known = NAMES.index(row.contender.mixer) if row.contender.mixer in NAMES else len(NAMES)
+    return row.contender.d_state or 0, known, row.contender.reparam, row.width
+
+
+def _told(table: RecallTable) -> str:
+    measured = ["all", table.hardest, "paper all", "paper hardest", "difference"]
+    lines = [["", "d_model", "seeds", "rates", "best", *measured]]
+    for row in table.rows:
+        rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row.rates.values())) or "diverged"
+        known = [str(row.overall), str(row.hardest), row.overall.told_paper(3), row.hardest.told_paper(3)]
+        seeds = [str(row.width), str(len(row.rates)), str(row.tried), rates]
+        lines.append([row.contender.label, *seeds, *known, row.overall.told_difference()])
+    return f"MQAR: {table.title}\n{aligned(lines)}"

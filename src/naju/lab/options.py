@@ -1,0 +1,56 @@
+"""What the commands that fill grids have in common: where and how, which seeds, which names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridOptions:
+    """Where and how a grid is filled."""
+
+    jobs: int | None = None
+    """Runs at once, each in a process of its own; by default one a core, or one on a GPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    runs: Path = Path("runs")
+    """Folder of the run store; processes and machines may share it."""
+    results: Path | None = None
+    """Folder for copies of the small results; a cell that has one counts as finished."""
+    plan: bool = False
+    """Only print the cells in the order in which they will be filled, and where each stands."""
+
+    def chosen_device(self) -> str:
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is 'cuda', but torch finds no GPU it can use")
+        return self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+    def chosen_jobs(self) -> int:
+        return self.jobs if self.jobs is not None else 1 if self.chosen_device() == "cuda" else os.cpu_count() or 1
+
+
+def parse_seeds(parts: Sequence[str]) -> tuple[int, ...]:
+    """Numbers and ranges with both ends, each seed once, in the order given."""
+    seeds: dict[int, None] = {}
+    for part in parts:
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ValueError(f"seeds must be numbers or ranges such as 1-5, but one is {part!r}")
+        seeds |= dict.fromkeys(range(int(found[1]), int(found[2] or found[1]) + 1))
+    if not seeds:
+        raise ValueError("seeds must name at least one seed, but names none")
+    return tuple(seeds)
+
+
+def check_names(option: str, names: Sequence[Any], known: Mapping[Any, Any] | Sequence[Any]) -> None:
+    """Each of `known` at most once, and nothing else."""
+    strangers = [name for name in names if name not in known]
+    if strangers or len(set(names)) < len(names):
+        told, given = (", ".join(map(str, these)) for these in (known, names))
+        raise ValueError(f"{option} must be different ones of {told}, but are {given}")

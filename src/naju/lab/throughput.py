@@ -1,0 +1,229 @@
+"""`naju reproduce throughput`: the paper's efficiency tables, measured by `naju bench`, ours beside the paper's.
+
+The machines differ, so what can be compared is the ratio to Mamba-2 in the same table, not milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from naju.bench.forward import ForwardBench, run_forward_bench
+from naju.bench.rows import RESULTS
+from naju.bench.training import TrainingBench, run_training_bench
+from naju.lab.diagnostics import aligned
+from naju.lab.paper import paper_tables
+
+RIVAL = "mamba2"
+FORWARD_MODELS = (
+    "naju",
+    "mamba2",
+    "mamba",
+    "mamba-16",
+    "gla",
+    "hgrn",
+    "retnet",
+    "rwkv6",
+    "mlstm",
+    "transformer-math",
+    "transformer-flash",
+)
+TRAINING_MODELS = (
+    "naju",
+    "naju-rank64",
+    "naju-rank32",
+    "mamba2",
+    "mamba",
+    "mamba-16",
+    "transformer-math",
+    "transformer-flash",
+)
+# The paper's names of models that the benches call otherwise. Where it names no N for Mamba, its numbers fit N = 16.
+NAMES = {
+    "xlstm": "mlstm",
+    "rwkv": "rwkv6",
+    "mamba None": "mamba-16",
+    "mamba 16": "mamba-16",
+    "transformer math": "transformer-math",
+    "transformer flash": "transformer-flash",
+    "naju rank 64": "naju-rank64",
+    "naju rank 32": "naju-rank32",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Time and memory of a forward pass and of a training step, against the peers."""
+
+    quick: bool = False
+    """Small sizes of Naju alone, a minute on a CPU: shows that it runs, and stands beside nothing of the paper's."""
+    show: bool = False
+    """Measure nothing; only print the tables from the rows that are there."""
+    rows: Path = RESULTS
+    """Folder of the benchmarks' rows."""
+
+
+class Pair(NamedTuple):
+    """A number of ours and the paper's, each also over the rival's in the same column; None where there is none."""
+
+    ours: float | None
+    paper: float | None
+    our_ratio: float | None
+    paper_ratio: float | None
+
+
+class SpeedRow(NamedTuple):
+    label: str
+    cells: tuple[Pair, ...]
+
+
+class SpeedTable(NamedTuple):
+    title: str
+    lengths: tuple[int, ...]
+    rows: tuple[SpeedRow, ...]
+    machines: tuple[str, ...]
+
+
+class Contender(NamedTuple):
+    """A model in one size, run in one way."""
+
+    model: str
+    d_model: int
+    mode: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.model} d{self.d_model} {self.mode}"
+
+
+Numbers = dict[Contender, dict[int, float]]  # by length
+
+
+def run_throughput(options: Throughput) -> None:
+    """Measure, then print every table of the paper about speed with ours beside it."""
+    if options.quick:
+        _measure_quickly(options.rows)
+    elif not options.show:
+        _measure(options.rows)
+    if not options.quick:
+        print("\n\n".join(map(_told, speed_tables(options.rows))))
+
+
+def _measure(folder: Path) -> None:
+    run_forward_bench(ForwardBench(models=FORWARD_MODELS, out=folder))
+    run_forward_bench(ForwardBench(models=("naju", RIVAL), d_model=128, out=folder))
+    run_training_bench(TrainingBench(models=TRAINING_MODELS, out=folder))
+
+
+def _measure_quickly(folder: Path) -> None:
+    small: dict[str, Any] = {"models": ("naju",), "n_layers": 2, "d_model": 64, "dtype": "float32", "rounds": 3}
+    small |= {"modes": ("eager",), "against": "naju", "out": folder}
+    run_forward_bench(ForwardBench(**small, lengths=(512, 1024), batch=2))
+    run_training_bench(TrainingBench(**small, lengths=(256,), tokens=1024, vocab_size=1000))
+
+
+def speed_tables(folder: Path) -> list[SpeedTable]:
+    """Forward time and memory, training throughput and memory; the newest row of each kind on a GPU counts."""
+    forward, training = (_rows(folder / f"{name}.jsonl") for name in ("forward", "training"))
+    forward = [row for row in forward if (row["batch"], row["n_layers"]) == (8, 4)]
+    training = [row for row in training if (row["n_layers"], row["d_model"], row["vocab_size"]) == (6, 256, 50257)]
+    forward_paper, training_paper = paper_tables()["tab:throughput"].rows, _training_rows()
+    by_part = {part: [row for row in forward_paper if row["part"] == part] for part in ("a", "b")}
+    return [
+        _table("Forward pass, ms", forward, "median_s", 1e3, _by_length(by_part["a"])),
+        _table("Forward pass, peak MB", forward, "peak_bytes", 1e-6, _by_length(by_part["b"])),
+        _table("Training, thousand tokens/s", training, "tokens_per_s", 1e-3, training_paper("train_ktokens_per_s")),
+        _table("Training, peak MB", training, "peak_bytes", 1e-6, training_paper("peak_mem_mb")),
+    ]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Measured ones of a GPU, oldest first."""
+    if not path.exists():
+        return []
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row for row in rows if row["machine"]["accelerator"] and "reason" not in row]
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]], key: str, scale: float, paper: Numbers) -> SpeedTable:
+    ours: Numbers = {}
+    for row in rows:
+        if row[key] is not None:
+            contender = Contender(row["model"], row["d_model"], row["mode"])
+            ours.setdefault(contender, {})[row["length"]] = row[key] * scale
+    contenders = list(dict.fromkeys([*ours, *paper]))
+    lengths = sorted({length for numbers in (ours, paper) for by in numbers.values() for length in by})
+    made = [SpeedRow(one.label, tuple(_pair(ours, paper, one, length) for length in lengths)) for one in contenders]
+    machines = tuple(sorted({row["machine"]["accelerator"] for row in rows}))
+    return SpeedTable(title, tuple(lengths), tuple(made), machines)
+
+
+def _pair(ours: Numbers, paper: Numbers, contender: Contender, length: int) -> Pair:
+    found = [(numbers.get(contender, {}).get(length), _rival(numbers, contender, length)) for numbers in (ours, paper)]
+    ratios = [None if own is None or rival is None else own / rival for own, rival in found]
+    return Pair(found[0][0], found[1][0], *ratios)
+
+
+def _rival(numbers: Numbers, contender: Contender, length: int) -> float | None:
+    """Of the same width where it was measured, else of the table's own."""
+    for d_model in (contender.d_model, 256):
+        found = numbers.get(contender._replace(model=RIVAL, d_model=d_model), {}).get(length)
+        if found is not None:
+            return found
+    return None
+
+
+def _by_length(rows: Sequence[Mapping[str, Any]]) -> Numbers:
+    return {
+        Contender(_name(row), row["d_model"], "eager"): {
+            int(column[1:]): value for column, value in row.items() if column[0] == "L" and value is not None
+        }
+        for row in rows
+    }
+
+
+def _training_rows() -> Callable[[str], Numbers]:
+    """The table of language models and that of gate ranks, which has the lengths of neither but 1024."""
+    rows = [*paper_tables()["tab:wt103_eff"].rows]
+    ranks = [row for row in paper_tables()["tab:gate_rank"].rows if row["gate_rank"] != "full"]
+    rows += [{**row, "context_length": 1024, "torch_compile": False, "d_state": 64} for row in ranks]
+
+    def numbers(column: str) -> Numbers:
+        found: Numbers = {}
+        for row in rows:
+            mode = "compiled" if row["torch_compile"] else "eager"
+            found.setdefault(Contender(_name(row), 256, mode), {})[row["context_length"]] = row[column]
+        return found
+
+    return numbers
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """A row's model as the benches call it."""
+    model, detail = str(row["model"]), row.get("attention")
+    if model == "mamba":
+        detail = row["d_state"]
+    if "gate_rank" in row:
+        detail = f"rank {row['gate_rank']}"
+    return NAMES.get(f"{model} {detail}", NAMES.get(model, model))
+
+
+def _told(table: SpeedTable) -> str:
+    lines = [[table.title, *map(str, table.lengths)]]
+    lines += [[row.label, *map(_told_pair, row.cells)] for row in table.rows]
+    where = f"ours on {', '.join(table.machines)}" if table.machines else "nothing of ours measured yet"
+    return f"{aligned(lines)}\n{where}; in brackets: over {RIVAL}, then the paper's number and ratio"
+
+
+def _told_pair(pair: Pair) -> str:
+    ours, paper = _told_number(pair.ours, pair.our_ratio), _told_number(pair.paper, pair.paper_ratio)
+    return f"{ours} | {paper}"
+
+
+def _told_number(number: float | None, ratio: float | None) -> str:
+    if number is None:
+        return "-"
+    return f"{number:.4g}" if ratio is None else f"{number:.4g} ({ratio:.2f})"

@@ -1,0 +1,117 @@
+"""The report's other pages: each experiment's numbers beside the paper's, and what their budget was."""
+
+import json
+from statistics import fmean, stdev
+
+import pytest
+from opened_pages import needs_chromium, opened, tables
+from test_mqar_grid import written as recall
+from written_results import result, write
+
+from naju.lab.ablations import SWEEPS
+from naju.lab.report import write_report
+from naju.lab.throughput import speed_tables
+
+
+def pages(tmp_path, *results, rows=()):
+    folder = write(tmp_path / "results", *results)
+    benchmarks = tmp_path / "benchmarks"
+    benchmarks.mkdir()
+    (benchmarks / "forward.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    index = write_report(folder, tmp_path / "report", benchmarks)
+    return {path.stem: path.read_text() for path in index.parent.iterdir()}
+
+
+def swept(task, seed, **changes):
+    config = {"mixer_options": {"d_state": 64, "f_bias": 6}, **changes}
+    return result("naju", task, seed, variant="f_bias6", config=config)
+
+
+def row(page, table, label):
+    return next(row for row in tables(page)[table] if row[0] == label)[1:]
+
+
+def test_there_is_a_page_for_each_and_the_index_links_to_it(tmp_path):
+    made = pages(tmp_path, result("naju", "T2", 1))
+    assert set(made) == {"index", "mqar", "lra", "throughput", *SWEEPS}
+    for name in set(made) - {"index"}:
+        assert f'<a href="{name}.html">' in made["index"]
+        assert '<a href="index.html">' in made[name]
+
+
+def test_a_sweeps_numbers_stand_beside_the_papers_with_their_interval(tmp_path):
+    results = [swept(task, seed) for task in ("T2", "T4") for seed in (1, 2, 3)]
+    made = pages(tmp_path, *results)
+    seeds, t2, near, far, passed = row(made["bias-f"], "bias-f-1", "naju d128 N64 f_bias 6")
+    values = [drawn["accuracy"]["2048"]["all"] for drawn in results if drawn["task"] == "T4"]
+    assert seeds == "3"
+    assert far.startswith(f"{fmean(values):.3f} ± {stdev(values):.3f} worst {min(values):.3f} paper 0.60±0.27 (0.15) ")
+    assert far.count("[") == t2.count("[") == near.count("[") == 1
+    above = sum(drawn["best_validation"] > 0.9 for drawn in results if drawn["task"] == "T4")
+    assert passed == f"{above}/3 paper 3/5"
+    assert "54 of 60 runs with 5 seeds on T2 and T4 are missing" in made["bias-f"]
+    assert row(made["readout"], "readout-1", "naju d128 N64 f_bias 6")[3] == far
+    assert row(made["bias-i"], "bias-i-1", "naju d128 N64 i_bias -3")[0] == "0"
+
+
+def test_swept_options_stay_off_the_main_page(tmp_path):
+    made = pages(tmp_path, result("naju", "T2", 1), swept("T2", 1))
+    assert [line[0] for line in tables(made["index"])["T2"]][1] == "Naju"
+    assert "f_bias6" not in made["index"]
+
+
+def test_a_reduced_budget_is_told(tmp_path):
+    made = pages(tmp_path, swept("T4", 1, epochs=15), recall(1e-3, 1, 0.8, 0.7, 0.5, epochs=8))
+    assert "epochs: 50 in the paper; here 15 (T4)." in made["bias-f"]
+    assert "Reduced or changed here: each key bound once, random filler, 8192 symbols" in made["mqar"]
+    assert "at most 8 epochs" in made["mqar"]
+    assert "Fewer than 4 rates finished" in made["mqar"]
+    assert "0 of 152 runs at the paper&#39;s budget, 1 in all" in made["mqar"]
+
+
+def test_recall_stands_beside_the_papers(tmp_path):
+    made = pages(tmp_path, recall(1e-3, 1, 0.8, 0.9, 0.5), recall(1e-2, 1, 0.9, 0.95, 0.7))
+    cells = row(made["mqar"], "mqar-1", "naju N64")
+    assert cells[:4] == ["512", "1", "2", "0.01"]
+    assert cells[4] == "0.950 paper 0.887 +0.063"
+    assert cells[5] == "0.700 paper 0.384 +0.316"
+
+
+def measured(model, length, seconds, **changes):
+    facts = {"bench": "forward", "model": model, "mode": "eager", "batch": 8, "n_layers": 4, "d_model": 256}
+    machine = {"machine": {"accelerator": "a GPU"}}
+    return {**facts, "length": length, "median_s": seconds, "peak_bytes": 5_000_000, **machine, **changes}
+
+
+def test_speed_is_told_as_ratios_and_the_newest_row_counts(tmp_path):
+    rows = [measured("naju", 512, 0.009), measured("naju", 512, 0.002), measured("mamba2", 512, 0.004)]
+    rows += [measured("naju", 512, 1.0, batch=1), measured("naju", 512, 1.0, machine={"accelerator": None})]
+    rows += [measured("gla", 512, 1.0) | {"reason": "out of memory"}]
+    made = pages(tmp_path, rows=rows)
+    assert row(made["throughput"], "throughput-1", "naju d256 eager")[0] == "2 (0.50) paper 2.9 (1.61)"
+    assert row(made["throughput"], "throughput-1", "gla d256 eager")[0] == "– paper 2.7 (1.50)"
+    assert "ours: a GPU" in made["throughput"]
+    assert [table.machines for table in speed_tables(tmp_path / "nowhere")] == [()] * 4
+
+
+def test_a_recall_result_that_cannot_be_shown_is_named(tmp_path):
+    broken = recall(1e-3, 1, 0.8, 0.9, 0.5)
+    del broken["config"]["mixer_options"]
+    made = pages(tmp_path, broken, {"experiment": "alchemy"})
+    assert "0.json cannot be read as a result: its experiment cannot show it" in made["index"]
+    assert "1.json cannot be read as a result: no experiment is called &#39;alchemy&#39;" in made["index"]
+
+
+def test_copies_in_a_folder_each_are_found(tmp_path):
+    write(tmp_path / "results" / "diagnostics", result("naju", "T2", 1))
+    write(tmp_path / "results" / "mqar", recall(1e-3, 1, 0.8, 0.9, 0.5))
+    index = write_report(tmp_path / "results", tmp_path / "report", tmp_path)
+    assert row(index.read_text(), "T2", "Naju")[0] == "1"
+    assert "naju N64" in (index.parent / "mqar.html").read_text()
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", ["mqar", "bias-f", "throughput"])
+def test_the_browser_shows_the_same_tables(name, tmp_path):
+    made = pages(tmp_path, swept("T4", 1), recall(1e-3, 1, 0.8, 0.9, 0.5))
+    assert tables(opened(tmp_path / "report" / f"{name}.html")) == tables(made[name])

@@ -1,0 +1,86 @@
+"""Generated data: cached, resumed, the same with any number of processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from naju.lab import lra_data
+from naju.lab.lra_data import generated, load_data, load_examples, make_block, save_examples
+from naju.tasks.lra import LRA, Sizes
+from naju.tasks.lra.examples import byte_examples, examples_of
+
+TWO_BLOCKS, ONE_BLOCK = Sizes(1500, 300, 200), Sizes(700, 200, 100)
+
+
+def test_the_file_is_the_same_with_one_process_and_with_two(tmp_path):
+    files = []
+    for processes in (1, 2):
+        generated(LRA["listops"], tmp_path / str(processes), TWO_BLOCKS, processes=processes)
+        files.append((tmp_path / str(processes) / "listops-seed0-2000.safetensors").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_splits_are_cut_in_order_and_the_cache_is_used(tmp_path, monkeypatch):
+    splits = load_data(LRA["listops"], tmp_path, tmp_path, ONE_BLOCK)
+    assert [len(part) for part in splits.values()] == list(ONE_BLOCK)
+    whole = load_examples(tmp_path / "listops-seed0-1000.safetensors")
+    assert np.array_equal(np.concatenate([part.values for part in splits.values()]), whole.values)
+
+    def refuse(*arguments):
+        raise AssertionError("generated again")
+
+    monkeypatch.setattr(lra_data, "_make_blocks", refuse)
+    assert np.array_equal(
+        load_data(LRA["listops"], tmp_path, tmp_path, ONE_BLOCK)["test"].labels, splits["test"].labels
+    )
+
+
+def test_an_interrupted_generation_goes_on_and_a_damaged_block_is_made_again(tmp_path, monkeypatch):
+    folder = tmp_path / "listops-seed0-blocks"
+    folder.mkdir()
+    for number in (0, 1, 2):
+        make_block("listops", 0, number, folder)
+    damaged = folder / "00001.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    made = []
+    honest = lra_data.make_block
+    monkeypatch.setattr(lra_data, "make_block", lambda *arguments: made.append(arguments[2]) or honest(*arguments))
+    examples = generated(LRA["listops"], tmp_path, Sizes(2000, 500, 500), processes=1)
+    assert made == [1]
+    assert len(examples) == 3000
+    assert not list(folder.iterdir())
+
+
+def test_repetitions_cost_another_block(tmp_path, monkeypatch):
+    def blocks(seed, number):
+        return examples_of([np.array([5 * number + k % 4], np.uint8) for k in range(5)], range(5))
+
+    task = replace(LRA["listops"], block_size=5, block_of=blocks)
+    monkeypatch.setattr(lra_data, "LRA", {"listops": task})
+    examples = generated(task, tmp_path, Sizes(8, 1, 1), processes=1)
+    assert examples.values.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]
+
+
+def test_a_damaged_cache_is_reported(tmp_path):
+    path = tmp_path / "some.safetensors"
+    save_examples(path, byte_examples([b"one", b"two"], [0, 1], 9))
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"two", b"too"))
+    with pytest.raises(ValueError, match=r"some.safetensors is damaged; remove it.*checksum"):
+        load_examples(path)
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="is damaged; remove it"):
+        load_examples(path)
+
+
+def test_another_process_may_finish_first(tmp_path, monkeypatch):
+    want = generated(LRA["listops"], tmp_path / "elsewhere", ONE_BLOCK)
+
+    def overtaken(*arguments):
+        save_examples(tmp_path / "listops-seed0-1000.safetensors", want)
+
+    monkeypatch.setattr(lra_data, "_make_blocks", overtaken)
+    assert np.array_equal(generated(LRA["listops"], tmp_path, ONE_BLOCK).values, want.values)

@@ -1,0 +1,204 @@
+"""A run of the arena from data to result, its cells, and its table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from naju.lab import lra_run
+from naju.lab.lra import Lra, describe_lra, lra_rows, told_lra
+from naju.lab.lra_cost import step_cost
+from naju.lab.lra_run import LraModel, LraRun, PaddingAware, ran_out_of_memory, run_lra
+from naju.lab.options import GridOptions
+from naju.lab.runs import RunFolder
+from naju.mixers import MIXERS
+from naju.tasks.lra import LRA
+from naju.tasks.lra.examples import byte_examples
+from naju.training import Reporter, StoppedError, TrainConfig
+
+CPU = GridOptions(device="cpu")
+SHORT = {name: replace(task, length=24) for name, task in LRA.items()}
+
+
+def splits(task):
+    """Whether there are more a than b, in texts of many lengths; pairs hold the text twice."""
+    rng = np.random.default_rng(0)
+    made = {}
+    for name, count in (("train", 64), ("validation", 20), ("test", 20)):
+        lengths = [24] * count if not task.is_padded else rng.integers(3, 24, size=count)
+        texts = [bytes(rng.choice([0, 1], size=length).astype(np.uint8)) for length in lengths]
+        labels = [int(2 * sum(text) > len(text)) for text in texts]
+        made[name] = byte_examples([text for text in texts for _ in range(1 + task.has_pairs)], labels, 24)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _small_data(monkeypatch):
+    monkeypatch.setattr(lra_run, "LRA", SHORT)
+    monkeypatch.setattr(lra_run, "load_data", lambda task, *where: splits(task))
+
+
+def tiny_run(task="text", mixer="naju", **changes):
+    options = {"d_state": 4} if mixer == "naju" else {}
+    model = LraModel(mixer=mixer, mixer_options=options, d_model=8, n_layers=1)
+    training = TrainConfig(steps=12, length=24, batch_size=8, lr=1e-2, warmup_ratio=0.1, seed=1, sequences=64)
+    return replace(LraRun(task=task, variant="tiny", model=model, training=training), **changes)
+
+
+def finished(tmp_path, run, reporter=None):
+    folder = RunFolder(tmp_path / run.name)
+    return folder, run_lra(run, folder, reporter or Reporter())
+
+
+@pytest.mark.parametrize("task", LRA)
+def test_every_task_runs_to_a_result(tmp_path, task):
+    folder, result = finished(tmp_path, tiny_run(task))
+    assert json.loads((folder.path / "result.json").read_text()) == result
+    assert (result["experiment"], result["task"], result["outcome"]) == ("lra", task, "finished")
+    assert 0 <= result["test_accuracy"] <= 1
+    assert result["curve"][-1][0] == 12
+    assert result["config"] == folder.config()
+    assert not {"data", "cache"} & set(result["config"])
+    assert "test 0." in describe_lra(result) or "test 1." in describe_lra(result)
+
+
+def test_a_stopped_run_ends_as_an_unbroken_one(tmp_path):
+    _, whole = finished(tmp_path / "whole", tiny_run())
+    heard = iter([False] * 4 + [True])
+    with pytest.raises(StoppedError, match="after step 5 of 12"):
+        finished(tmp_path / "cut", tiny_run(), Reporter(stop=lambda: next(heard, True)))
+    _, cut = finished(tmp_path / "cut", tiny_run())
+    assert cut["curve"] == whole["curve"]
+    assert cut["test_accuracy"] == whole["test_accuracy"]
+
+
+def test_checkpointing_blocks_gives_the_same_curve(tmp_path):
+    _, plain = finished(tmp_path / "plain", tiny_run())
+    saving = replace(tiny_run(), model=replace(tiny_run().model, checkpoint_blocks=True))
+    assert finished(tmp_path / "saving", saving)[1]["curve"] == plain["curve"]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"), RuntimeError("can't allocate memory: 9 bytes")]
+)
+def test_running_out_of_memory_is_a_result(tmp_path, monkeypatch, error):
+    def greedy(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(lra_run, "fit", greedy)
+    folder, result = finished(tmp_path, tiny_run())
+    assert (result["outcome"], result["test_accuracy"], result["steps"]) == ("out of memory", None, 0)
+    assert result["reason"] == str(error).splitlines()[0]
+    assert folder.result() == result
+    assert "out of memory" in told_lra([result])
+    assert describe_lra(result).startswith("out of memory: ")
+
+
+def test_other_errors_stay_errors(tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(lra_run, "fit", broken)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        finished(tmp_path, tiny_run())
+    assert not ran_out_of_memory(RuntimeError("shapes do not fit"))
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_padding_in_the_tokens_changes_no_answer_of_any_mixer(mixer):
+    model = LraModel(mixer=mixer, d_model=16, n_layers=2).build(SHORT["text"], 0).double()
+    tokens = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 0, 0, 0]])
+    with torch.no_grad():
+        together, alone = model(tokens), torch.cat([model(tokens[:1]), model(tokens[1:, :2])])
+    assert torch.allclose(together, alone, rtol=0, atol=1e-10)
+
+
+def test_an_empty_text_has_an_answer_like_any_other():
+    model = LraModel(mixer="naju", d_model=8, n_layers=1).build(SHORT["text"], 0)
+    assert isinstance(model, PaddingAware)
+    assert model(torch.zeros(2, 5, dtype=torch.int64)).isfinite().all()
+
+
+def test_cells_have_the_recipe_of_the_paper():
+    cells = Lra(mixers=("naju", "mamba"), grid=CPU).cells()
+    assert len(cells) == 10
+    assert {cell.task: cell.training.steps for cell in cells} == {
+        "listops": 50 * 3000,
+        "text": 50 * 703,
+        "retrieval": 30 * 4596,
+        "image": 50 * 1406,
+        "pathfinder": 50 * 5000,
+    }
+    for cell in cells:
+        training, model = cell.training, cell.model
+        assert (training.lr, training.warmup_ratio, training.batch_size) == (3e-4, 0.1, 32)
+        assert (model.d_model, model.n_layers, model.mixer_options["d_state"]) == (128, 6, 64)
+        assert cell.variant == "default"
+
+
+def test_a_budget_shortens_the_schedule_of_all_alike_and_marks_the_variant():
+    cells = Lra(task=("image",), mixers=("naju", "gla"), budget=0.01, checkpoint=True, grid=CPU).cells()
+    assert {cell.training.steps for cell in cells} == {703}
+    assert {cell.variant for cell in cells} == {"budget0.01-checkpointed"}
+    assert len({cell.name for cell in Lra(task=("image",), seeds=("1-3",), quick=False, grid=CPU).cells()}) == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"budget": 0}, "budget must lie in"),
+        ({"task": ("cifar",)}, "task must be different ones of listops, text"),
+        ({"mixers": ("naju", "naju")}, "mixers must be different ones"),
+        ({"task": ("text",), "sequences": 30_000}, "sequences must be at most 22,500 for text here, but is 30,000"),
+        ({"task": ("text",), "quick": True}, "task must be different ones of listops, pathfinder"),
+    ],
+)
+def test_bad_options_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Lra(**options, grid=CPU).cells()
+
+
+def told(mixer, task, share, *, seed=1, variant="default"):
+    outcome = "out of memory" if share is None else "finished"
+    return {"mixer": mixer, "variant": variant, "task": task, "seed": seed, "test_accuracy": share, "outcome": outcome}
+
+
+def test_the_table_has_ours_beside_the_papers_and_the_published_rows():
+    shares = dict(zip(LRA, (0.5, 0.8, 0.9, 0.6, 0.7), strict=True))
+    results = [told("naju", task, share) for task, share in shares.items()]
+    results += [told("naju", "listops", 0.54, seed=2), told("mlstm", "text", None), told("coupled", "image", 0.4)]
+    rows = {row.label: row for row in lra_rows(results)}
+    assert list(rows) == [
+        "naju",
+        "coupled",
+        "mlstm",
+        "mamba (paper)",
+        "mamba2 (paper)",
+        "transformer (published)",
+        "s4 (published)",
+    ]
+    naju = rows["naju"]
+    assert naju.cells["listops"].comparison.values == (0.5, 0.54)
+    assert naju.cells["listops"].comparison.paper.mean == 0.554
+    assert naju.average == pytest.approx((0.52 + 0.8 + 0.9 + 0.6 + 0.7) / 5)
+    assert naju.paper_average == 0.725
+    assert rows["coupled"].average is None
+    assert rows["coupled"].cells["image"].comparison.paper is None
+    assert rows["mlstm"].cells["image"].comparison.paper.mean == 0.461
+    assert str(rows["mlstm"].cells["text"]) == "out of memory"
+    assert rows["s4 (published)"].paper_average == 0.84
+    text = told_lra(results)
+    assert "0.520±0.028 (0.500) | 0.554±0.012" in text
+    assert "0.704 | 0.725" in text
+
+
+@pytest.mark.parametrize("task", ["retrieval", "image"])
+def test_the_cost_of_a_step_is_measured(task):
+    options = {"batch_size": 1, "rounds": 2, "device": "cpu"}
+    cost = step_cost(replace(LRA[task], length=8), "naju", checkpoint_blocks=True, **options)
+    assert cost.seconds > 0
+    assert cost.peak_bytes is None

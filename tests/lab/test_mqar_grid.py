@@ -1,0 +1,190 @@
+"""Multi-query recall: the cells of its grid, what a run leaves behind, and the best of several rates in its tables."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from naju.lab.comparison import Comparison
+from naju.lab.mqar import FULL, PAPER, RATES, Mqar, recall_tables, told_mqar
+from naju.lab.mqar_run import Recaller, run_mqar
+from naju.lab.options import GridOptions
+from naju.lab.paper import MeanStd
+from naju.lab.runs import RunFolder
+from naju.models import LanguageModel, ModelConfig
+from naju.tasks.mqar import TEST, TRAINING, Segment
+from naju.training import Reporter, StoppedError
+
+CPU = GridOptions(device="cpu")
+SILENT = Reporter()
+
+
+def cells(**options):
+    return Mqar(**options, grid=CPU).cells()
+
+
+def tiny(rate=1e-2, seed=1, **changes):
+    """Twelve steps, four epochs."""
+    (run,) = cells(quick=True, mixers=("naju",), rates=(rate,), seeds=(str(seed),))
+    data = replace(
+        run.data, training=(Segment(16, 2, 8), Segment(32, 4, 16)), test=(Segment(16, 2, 9), Segment(32, 4, 9))
+    )
+    model = replace(run.model, d_model=8, mixer_options={"d_state": 4})
+    return replace(run, data=data, model=model, training=replace(run.training, batch_size=8, steps=12), **changes)
+
+
+def test_the_protocol():
+    for run in cells():
+        training = run.training
+        assert (training.batch_size, training.weight_decay, training.warmup_ratio, training.clip) == (
+            256,
+            0.1,
+            0.0,
+            None,
+        )
+        assert (run.epoch_steps, run.steps, training.bf16) == (707, 32 * 707, False)
+        assert (run.data.training, run.data.test, run.data.n_symbols) == (TRAINING, TEST, 8192)
+        assert run.model.n_layers == 2
+        assert run.data.random_filler
+        assert not run.data.rewriting
+    first = cells()[0]
+    assert [first.factor(step) for step in (0, 706)] == [1.0, 1.0]
+    assert first.factor(16 * 707) == pytest.approx(0.5)
+    assert 0 < first.factor(31 * 707) == first.factor(32 * 707 - 1) < 0.01
+
+
+def test_the_grid_is_the_papers_table_four_times():
+    numbers = sum(row[f"acc_d{width}"] is not None for row in PAPER.values() for width in FULL.widths)
+    names = [run.name for run in cells()]
+    assert len(set(names)) == len(names) == numbers * len(RATES)
+    first = cells()[: 3 * 2 * 4]
+    assert {(run.model.mixer, run.model.d_model, run.model.mixer_options["d_state"]) for run in first} == {
+        (mixer, width, 64) for mixer in ("naju", "mamba2", "mamba") for width in (128, 256)
+    }
+    assert [run.training.lr for run in first[:4]] == list(RATES)
+
+
+def test_what_departs_from_the_protocol_shows_in_the_name():
+    choice = {"mixers": ("naju",), "widths": (128,), "states": (64,), "rates": (1e-3,)}
+    assert [run.name for run in cells(**choice)] == ["naju-d128-n64-lr0.001-s1", "naju-d128-n64-reparam-lr0.001-s1"]
+    changed = cells(**choice, reparam="with", rewriting=True, filler="zero", epochs=8, bf16=True)
+    assert [run.name for run in changed] == ["naju-d128-n64-reparam-lr0.001-rewriting-zeros-8-epochs-bf16-s1"]
+    (run,) = changed
+    assert run.model.mixer_options == {"d_state": 64, "gate_reparam": True}
+    assert run.steps == 8 * 707
+    assert run.data.task(TEST[-1]).n_questions == 128
+    assert not run.data.task(TEST[-1]).random_filler
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixers": ("gla",)}, "mixers must be different ones of attention, mlstm, mamba, mamba2, naju, but are gla"),
+        ({"widths": (32,)}, "widths must be different ones of 64, 128, 256, 512, but are 32"),
+        ({"mixers": ("attention",), "widths": (512,)}, "leave no cell that the table has"),
+    ],
+)
+def test_a_choice_that_the_table_does_not_have_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        cells(**options)
+
+
+@pytest.mark.parametrize("contender", PAPER, ids=lambda contender: contender.label)
+def test_every_model_of_the_table_can_be_built(contender):
+    (run,) = [
+        run
+        for run in cells(mixers=(contender.mixer,), widths=(64,), rates=(1e-3,))
+        if run.model.mixer_options == contender.options
+    ]
+    model = run.build()
+    assert len(model.language.backbone.blocks) == 2
+    assert model.language.backbone.embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)
+
+
+def test_reading_at_some_places_is_the_language_model_there():
+    torch.manual_seed(0)
+    config = ModelConfig(vocab_size=16, d_model=8, n_layers=2, mixer_options={"d_state": 4})
+    recaller, whole = Recaller(config), LanguageModel(config)
+    whole.load_state_dict(recaller.language.state_dict())
+    tokens, places = torch.randint(16, (3, 12)), torch.tensor([[0, 5], [11, 2], [3, 3]])
+    logits, _ = whole(tokens)
+    expected = torch.stack([logits[row, places[row]] for row in range(3)])
+    torch.testing.assert_close(recaller(tokens, places), expected)
+
+
+def test_a_run_and_its_result(tmp_path):
+    run = tiny()
+    folder = RunFolder(tmp_path / run.name)
+    result = run_mqar(run, folder, SILENT)
+    assert folder.result() == result
+    assert folder.config() == result["config"]
+    assert list(result["accuracy"]) == ["all", "2 pairs in 16", "4 pairs in 32"]
+    shares = [cell["all"] for cell in result["accuracy"].values()]
+    assert shares[0] == pytest.approx((shares[1] + shares[2]) / 2)
+    assert result["steps"] == 12 == folder.metrics()[-1]["step"]
+    assert [row["step"] for row in folder.metrics() if row["validation_accuracy"] is not None] == [3, 6, 9, 12]
+    assert run_mqar(run, folder, Reporter(begin=lambda step: pytest.fail("trained"))) == result
+
+
+def test_stopped_and_resumed_it_ends_with_the_same_metrics(tmp_path):
+    run, steps = tiny(), []
+    whole, halved = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "halved")
+    result = run_mqar(run, whole, SILENT)
+    with pytest.raises(StoppedError):
+        run_mqar(run, halved, Reporter(progress=lambda step, _: steps.append(step), stop=lambda: 5 in steps))
+    again = run_mqar(run, halved, SILENT)
+    assert again["accuracy"] == result["accuracy"]
+    assert (halved.path / "metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
+
+
+def test_a_rate_that_diverges_is_a_result(tmp_path, monkeypatch):
+    def explodes(*given, **named):
+        raise FloatingPointError("the loss became infinite or NaN at step 3; a lower lr may help")
+
+    monkeypatch.setattr("naju.lab.mqar_run.fit", explodes)
+    result = run_mqar(tiny(), RunFolder(tmp_path / "run"), SILENT)
+    assert result["diverged"].startswith("the loss became infinite")
+    assert "diverged" in told_mqar([result])
+
+
+def written(rate, seed, validation, test, hardest, width=512, **changes):
+    choice = {"mixers": ("naju",), "widths": (width,), "states": (64,), "reparam": "without", "rates": (rate,)}
+    (run,) = cells(**choice, seeds=(str(seed),), **changes)
+    accuracy = {"all": {"all": test}, "256 pairs in 1024": {"all": hardest}}
+    return {
+        "experiment": "mqar",
+        "mixer": "naju",
+        "task": "MQAR",
+        "variant": run.variant,
+        "seed": seed,
+        "config": run.to_json(),
+        "final_validation": validation,
+        "accuracy": accuracy,
+        "seconds": 1.0,
+        "steps": 10,
+    }
+
+
+def test_the_best_rate_is_chosen_by_validation_and_never_by_the_test():
+    results = [written(1e-3, 1, 0.8, 0.99, 0.9), written(1e-2, 1, 0.9, 0.85, 0.4), written(1e-3, 2, 0.7, 0.75, 0.3)]
+    (table,) = recall_tables(results)
+    (row,) = table.rows
+    assert table.is_papers
+    assert row.rates == {1: 1e-2, 2: 1e-3}
+    assert row.tried == 2
+    assert row.overall == Comparison((0.85, 0.75), MeanStd(0.887, None))
+    assert row.hardest == Comparison((0.4, 0.3), MeanStd(0.384, None))
+    assert row.overall.difference == pytest.approx(0.8 - 0.887)
+    told = told_mqar(results)
+    assert "0.800±0.071 (0.750)" in told
+    assert "0.887" in told
+
+
+def test_other_data_and_budgets_have_tables_of_their_own():
+    results = [written(1e-3, 1, 0.8, 0.8, 0.5), written(1e-3, 1, 0.8, 0.7, 0.5, rewriting=True)]
+    results.append(written(1e-3, 1, 0.8, 0.6, 0.5, epochs=8))
+    tables = recall_tables(results)
+    assert [table.is_papers for table in tables] == [True, False, False]
+    rewriting = next(table for table in tables if "keys bound twice" in table.title)
+    assert rewriting.rows[0].overall.paper is None  # the paper has no such numbers
+    assert told_mqar([]) == "no results yet"
