@@ -31,9 +31,10 @@ BELOW: dict[str, set[str]] = {
     "training": MODEL | {"tasks"},
     "bench": MODEL | {"naju"},
     "hf": MODEL,
+    "lm": MODEL | {"tasks", "training", "hf"},
     "doctor": MODEL | {"bench", "naju"},
-    "lab": MODEL | {"tasks", "training", "analysis", "naju"},
-    "cli": MODEL | {"tasks", "training", "analysis", "bench", "doctor", "lab", "naju"},
+    "lab": MODEL | {"tasks", "training", "analysis", "bench", "lm", "naju"},
+    "cli": MODEL | {"tasks", "training", "analysis", "bench", "doctor", "lab", "lm", "naju"},
     "naju": MODEL,
 }
 FILES = sorted(SOURCE.rglob("*.py"))

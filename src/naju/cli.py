@@ -14,16 +14,27 @@ from naju.bench.decode import DecodeBench, run_decode_bench
 from naju.bench.errors import ErrorsBench, run_errors_bench
 from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.model import ModelBench, run_model_bench
+from naju.bench.rows import RESULTS as BENCHMARKS
 from naju.bench.scan import ScanBench, run_scan_bench
 from naju.bench.training import TrainingBench, run_training_bench
 from naju.doctor import run_doctor
+from naju.lab.ablations import BiasF, BiasI, GateRank, MambaFactorial, Readout
+from naju.lab.catalogue import ListExperiments, list_experiments
 from naju.lab.demo import DemoConfig, run_demo
 from naju.lab.inspect import InspectConfig, run_inspect
+from naju.lab.lra import Lra
 from naju.lab.manage_runs import ListRuns, RemoveRuns, ShowRun, list_runs, remove_runs, show_run
+from naju.lab.mqar import Mqar
 from naju.lab.report import write_report
-from naju.lab.reproduce import Diagnostics, ListExperiments, list_experiments
+from naju.lab.reproduce import Diagnostics
 from naju.lab.reproduce import reproduce as run_experiment
 from naju.lab.show_task import ListTasks, ShowTask, list_tasks, show_task
+from naju.lab.throughput import Throughput, run_throughput
+from naju.lab.train_language_model import TrainCommand, run_train
+from naju.lm.evaluate import EvaluateConfig, run_evaluate
+from naju.lm.export import ExportConfig, run_export
+from naju.lm.generate import GenerateConfig, run_generate
+from naju.lm.prepare import PrepareConfig, run_prepare
 
 
 def demo(config: tyro.conf.OmitArgPrefixes[DemoConfig]) -> None:
@@ -79,9 +90,10 @@ def tasks(
 def report(
     runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="folder of runs, or of their result files")],
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], help="folder for index.html")] = Path("report"),
+    benchmarks: Annotated[Path, tyro.conf.arg(help="folder with the rows of `naju bench`")] = BENCHMARKS,
 ) -> None:
-    """Write a page with the results of finished runs beside the paper's."""
-    write_report(runs, output)
+    """Write pages with the results of finished runs beside the paper's."""
+    write_report(runs, output, benchmarks)
 
 
 def inspect(config: tyro.conf.PositionalRequiredArgs[tyro.conf.OmitArgPrefixes[InspectConfig]]) -> None:
@@ -91,14 +103,24 @@ def inspect(config: tyro.conf.PositionalRequiredArgs[tyro.conf.OmitArgPrefixes[I
 
 Experiments = (
     Annotated[Diagnostics, tyro.conf.subcommand("diagnostics", prefix_name=False)]
+    | Annotated[Mqar, tyro.conf.subcommand("mqar", prefix_name=False)]
+    | Annotated[Lra, tyro.conf.subcommand("lra", prefix_name=False)]
+    | Annotated[BiasF, tyro.conf.subcommand("bias-f", prefix_name=False)]
+    | Annotated[BiasI, tyro.conf.subcommand("bias-i", prefix_name=False)]
+    | Annotated[Readout, tyro.conf.subcommand("readout", prefix_name=False)]
+    | Annotated[MambaFactorial, tyro.conf.subcommand("mamba-factorial", prefix_name=False)]
+    | Annotated[GateRank, tyro.conf.subcommand("gate-rank", prefix_name=False)]
+    | Annotated[Throughput, tyro.conf.subcommand("throughput", prefix_name=False)]
     | Annotated[ListExperiments, tyro.conf.subcommand("ls", prefix_name=False)]
 )
 
 
 def reproduce(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Experiments]]) -> None:
-    """Fill an experiment's grid of runs, going on where it was left, and print its tables."""
+    """Fill an experiment's grid of runs, going on where it was left, and print its tables; --list shows all of them."""
     if isinstance(config, ListExperiments):
-        list_experiments()
+        list_experiments(config)
+    elif isinstance(config, Throughput):
+        run_throughput(config)
     else:
         sys.exit(run_experiment(config))
 
@@ -118,12 +140,35 @@ def runs(
     commands[type(config)](config)
 
 
+LanguageCommands = (
+    Annotated[PrepareConfig, tyro.conf.subcommand("prepare", prefix_name=False)]
+    | Annotated[TrainCommand, tyro.conf.subcommand("train", prefix_name=False)]
+    | Annotated[tyro.conf.PositionalRequiredArgs[EvaluateConfig], tyro.conf.subcommand("eval", prefix_name=False)]
+    | Annotated[tyro.conf.PositionalRequiredArgs[GenerateConfig], tyro.conf.subcommand("generate", prefix_name=False)]
+    | Annotated[tyro.conf.PositionalRequiredArgs[ExportConfig], tyro.conf.subcommand("export", prefix_name=False)]
+)
+
+
+def lm(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[LanguageCommands]]) -> None:
+    """Language models: prepare text, train a model on it, measure it, and have it write."""
+    commands: dict[type, Callable[..., None]] = {
+        PrepareConfig: run_prepare,
+        TrainCommand: run_train,
+        EvaluateConfig: run_evaluate,
+        GenerateConfig: run_generate,
+        ExportConfig: run_export,
+    }
+    commands[type(config)](config)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit codes: 0 done, 1 something is wrong here, 2 bad input, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments) == ["--version"]:
         print(f"naju {naju.__version__}")
         return
+    if list(arguments[:2]) == ["reproduce", "--list"]:  # an option in the place of a subcommand
+        arguments = ["reproduce", "ls", *arguments[2:]]
     commands: dict[str, Callable[..., None]] = {
         "demo": demo,
         "doctor": doctor,
@@ -133,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "runs": runs,
         "report": report,
         "inspect": inspect,
+        "lm": lm,
     }
     try:
         tyro.extras.subcommand_cli_from_dict(

@@ -1,0 +1,1 @@
+"""Language models on subword tokens: preparing text, training, evaluating and generating."""
