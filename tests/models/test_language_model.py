@@ -203,8 +203,8 @@ def test_half_and_double_precision_run(layers):
     assert want.dtype == torch.float64
 
 
-# mlstm divides by a sum that may cancel, rwkv norms a few channels that may be small: rounding grows in both
-AUTOCAST_ERROR = {"mlstm": 5e-2, "rwkv": 5e-2}
+# mlstm divides by a sum that may cancel, where rounding grows
+AUTOCAST_ERROR = {"mlstm": 5e-2}
 
 
 @everywhere

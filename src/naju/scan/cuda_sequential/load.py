@@ -21,13 +21,13 @@ from torch import Tensor
 
 from naju.scan.cpu_compiled.build import BuildError, compiled, find_compiler
 from naju.scan.dispatch import constant_when_traced
+from naju.scan.on_gpu import LARGEST_STATE
 
 USUAL_NVCC = "/usr/local/cuda/bin/nvcc"
 SOURCE = Path(__file__).with_name("scan.cu")
 FLAGS = ["-O3", "-std=c++17", "--shared", "-Xcompiler", "-fPIC"]
 THREADS = 128
 SEGMENT = 32  # tokens between the states that the forward keeps
-LARGEST_STATE = 256
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
