@@ -41,7 +41,10 @@ def test_the_kernel_equals_the_torch_path(length, channels, states):
         y, x = diagonal_scan(*arguments, backend=backend)
         results.append((y.detach(), x.detach(), *torch.autograd.grad(y, arguments, dy)))
     for mine, theirs in zip(*results, strict=True):
-        assert relative_rms(mine, theirs) <= TOLERANCE
+        if theirs.any():
+            assert relative_rms(mine, theirs) <= TOLERANCE
+        else:  # of one token the decay has no gradient
+            assert not mine.any()
 
 
 def test_auto_takes_the_kernel_and_leaves_it_where_it_cannot_run():

@@ -233,16 +233,19 @@ def kernels_of(d_state, dtype):
         "WIDTH": 4,
     }
     common |= dict.fromkeys(["HAS_GATE", "HAS_D", "HAS_Z", "KEEP", "PACKED", "HELD"], True) | {"REVERSE": False}
-    yield gates.gates, config.convolution, config.chunk, common
-    yield gates.convolve_silu, config.convolution, config.chunk, common
-    yield gates.convolved_gates, config.gates, config.chunk, common
-    yield gates.convolved_gates_backward, config.gates_backward, config.chunk, common
-    yield gates.silu_backward, config.convolution, config.chunk, common
-    yield gates.convolve_backward, config.convolution, config.chunk, common
+    yield gates.gates, launch.LOGARITHMS_TILE, config.chunk, common
+    for kernel, tile in [
+        (gates.convolve_silu, config.convolution),
+        (gates.convolve_silu_backward, config.convolution_backward),
+        (gates.convolved_gates, config.gates),
+        (gates.convolved_gates_backward, config.gates_backward),
+    ]:
+        yield kernel, tile, config.chunk, common | {"STEP": tile.step}
     yield forward.states, config.states, config.chunk, common | {"ADJOINT": False}
     yield forward.states, config.states, config.chunk, common | {"ADJOINT": True}
     yield forward.carry, launch.CARRY_TILE, launch.CARRY_BLOCK, common | {"ADJOINT": False}
-    yield forward.outputs, config.outputs, config.block, common
+    yield forward.outputs, config.outputs, config.block, common | {"KEEP": False}
+    yield forward.outputs, config.outputs_keeping, config.block, common
     yield backward.channel_gradients, config.channels, config.block, common
     yield backward.key_gradients, config.keys, config.chunk, common
 
@@ -258,9 +261,7 @@ def signature_of(kernel, constants, dtype):
     types |= dict.fromkeys(["log_f", "log_i"], gate) | {"alpha": "fp32"}
     types |= dict.fromkeys(["f_taps", "i_taps", "f_bias", "i_bias", "weight", "bias"], "*fp32")
     tensors = ["h", "f_logit", "i_logit", "z", "B", "C", "D", "value", "keys", "y", "u", "tail", "out"]
-    types |= dict.fromkeys(["gate", *tensors, *(f"d{name}" for name in tensors), "df", "di", "dtotal"], half) | {
-        "dD": "*fp32"
-    }
+    types |= dict.fromkeys(["gate", *tensors, *(f"d{name}" for name in tensors), "df", "di"], half) | {"dD": "*fp32"}
     if kernel.__name__ == "states" and not constants["ADJOINT"]:
         types["gate"] = gate
     return {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
@@ -271,8 +272,7 @@ ABSENT = {
     "convolve_silu": ["tail"],
     "convolved_gates": ["tail"],
     "convolved_gates_backward": ["tail", "dtail"],
-    "silu_backward": ["tail"],
-    "convolve_backward": ["dtail"],
+    "convolve_silu_backward": ["tail", "dtail"],
     "carry": ["initial"],
     "outputs": ["entering"],
     "channel_gradients": ["leaving", "dinitial"],

@@ -34,7 +34,8 @@ def _forward(
         drive = launch.Drive(h=h, log_f=log_f, log_i=log_i, B=B, C=C, D=D, z=z, alpha=alpha, reverse=reverse)
         states = launch.kept_states(h, B.shape[2], cu_seqlens) if keep else None
         y = h.new_empty(h.shape)
-        state = launch.forward(launch.plan(h, B.shape[2], cu_seqlens), drive, initial_state, states, y)
+        plan = launch.plan(h, B.shape[2], cu_seqlens, keep=keep)
+        state = launch.forward(plan, drive, initial_state, states, y)
     return y, state, [] if states is None else [log_f, log_i, states]
 
 

@@ -57,25 +57,8 @@ def reciprocal(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def log2_sigmoid(x, PRECISION: tl.constexpr):
-    """At most 0, and exact to rounding near 0 too, where 1 + u has lost the digits of u."""
-    u = exp2(-x * LOG2E, PRECISION)
-    series = u * (LOG2E - u * (0.5 * LOG2E - u * (0.3333333333 * LOG2E)))
-    if PRECISION == "ieee":
-        series += u * u * u * u * (-0.25 * LOG2E)
-    log = tl.where(u < 0.015625, series, log2(1.0 + u, PRECISION))
-    return tl.maximum(-log, LEAST_G, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
 def sigmoid(x, PRECISION: tl.constexpr):
     return reciprocal(1.0 + exp2(-x * LOG2E, PRECISION), PRECISION)
-
-
-@triton.jit
-def stored_gate(log, DTYPE: tl.constexpr):
-    """A gate's logarithm as it is kept in memory."""
-    return (log * G_SCALE).to(tl.float16) if tl.float16 == DTYPE else log
 
 
 @triton.jit
@@ -85,18 +68,46 @@ def logarithm(gate):
 
 
 @triton.jit
+def unpacked(tile, PRECISION: tl.constexpr, SCALE: tl.constexpr = 1.0):
+    """A loaded tile (·, t) in float32, SCALE times as large.
+
+    In half precision it is multiplied by the identity: the tensor cores read it where it was loaded to and leave it as
+    the products of a block lie, which takes fewer instructions than to convert it and to move it there.
+    """
+    if PRECISION == "bf16":
+        j, t = token_pairs(tile.shape[1])
+        result = tl.dot(tile, tl.where(j == t, SCALE, 0.0).to(tile.dtype))
+    else:
+        result = tile.to(tl.float32) * SCALE
+    return result
+
+
+@triton.jit
+def unpacked_gate(gate, PRECISION: tl.constexpr, SCALE: tl.constexpr = 1.0):
+    """The logarithm of a loaded tile of gates (·, t), SCALE times as large."""
+    return unpacked(gate, PRECISION, SCALE / G_SCALE if gate.dtype == tl.float16 else SCALE)
+
+
+@triton.jit
 def gate_value(gate, PRECISION: tl.constexpr):
     return exp2(logarithm(gate), PRECISION)
 
 
 @triton.jit
-def one_minus_gate(gate, PRECISION: tl.constexpr):
-    """1 - 2^log with all its digits, also where the gate is nearly 1."""
-    x = logarithm(gate) * LN2
-    series = 1.0 + x * (0.5 + x * (0.1666666667 + x * (0.0416666667 + x * 0.0083333333)))
-    if PRECISION == "ieee":
-        series += x * x * x * x * x * (0.0013888889 + x * 0.000198412698)
-    return tl.where(x > -0.25, -x * series, 1.0 - gate_value(gate, PRECISION))
+def gate_and_rest(gate, PRECISION: tl.constexpr):
+    """A loaded gate (·, t) and 1 - gate, with all its digits also where the gate is nearly 1."""
+    log = unpacked_gate(gate, PRECISION, -0.5)
+    value = exp2(-2.0 * log, PRECISION)
+    if PRECISION == "bf16":
+        half = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=r,r", [log * LN2], tl.float32, True, 1)
+        rest = half + half * value
+    else:
+        x = log * (-2.0 * LN2)
+        series = 1.0 + x * (0.5 + x * (0.1666666667 + x * (0.0416666667 + x * 0.0083333333)))
+        if PRECISION == "ieee":
+            series += x * x * x * x * x * (0.0013888889 + x * 0.000198412698)
+        rest = tl.where(x > -0.25, -x * series, 1.0 - value)
+    return value, rest
 
 
 @triton.jit
@@ -108,18 +119,24 @@ def rounded_to_bfloat16(x):
 
 
 @triton.jit
-def product(a, b, PRECISION: tl.constexpr):
-    """a @ b in float32; PRECISION is "bf16" for rounded operands, else the input_precision of `tl.dot`.
+def product(a, b, PRECISION: tl.constexpr, onto=None):
+    """a @ b (+ onto) in float32; PRECISION is "bf16" for rounded operands, else the input_precision of `tl.dot`.
 
     "rounded" is "bf16" for the interpreter, which cannot multiply bfloat16.
     """
     if PRECISION == "bf16":
-        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), onto)
     elif PRECISION == "rounded":
-        result = tl.dot(rounded_to_bfloat16(a), rounded_to_bfloat16(b), input_precision="ieee")
+        result = tl.dot(rounded_to_bfloat16(a), rounded_to_bfloat16(b), onto, input_precision="ieee")
     else:
-        result = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+        result = tl.dot(a.to(tl.float32), b.to(tl.float32), onto, input_precision=PRECISION)
     return result
+
+
+@triton.jit
+def as_factor(x, PRECISION: tl.constexpr):
+    """x in the type in which `product` multiplies it, so that two products share it."""
+    return x.to(tl.bfloat16) if PRECISION == "bf16" else x.to(tl.float32)
 
 
 @triton.jit
@@ -163,13 +180,6 @@ def decay_to_end(g, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TOKEN_MAJOR: t
     """What is left at the block's end of the write at each token."""
     j, t = token_pairs(BLOCK)
     return exp2(sums(g, j > t, TOKEN_MAJOR), PRECISION)
-
-
-@triton.jit
-def at_last(tile, BLOCK: tl.constexpr):
-    """The last token's column (d,)."""
-    _, t = token_pairs(BLOCK)
-    return tl.sum(tl.where(t == BLOCK - 1, tile, 0.0), axis=1)
 
 
 @triton.jit
@@ -237,7 +247,7 @@ def read_block(g, v, scores, LEAF: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def advance(state, g, v, key, from_start, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+def advance(state, g, v, key, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
     """The state after a block."""
-    written = product(v * decay_to_end(g, BLOCK, PRECISION), key, PRECISION)
-    return state * at_last(from_start, BLOCK)[:, None] + written
+    remaining = state * exp2(total(g, BLOCK), PRECISION)[:, None]
+    return product(v * decay_to_end(g, BLOCK, PRECISION), key, PRECISION, remaining)

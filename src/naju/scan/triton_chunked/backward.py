@@ -19,22 +19,24 @@ import triton
 import triton.language as tl
 
 from naju.scan.triton_chunked.algebra import (
+    LEAF_LEAST_G,
     advance,
-    at_last,
+    as_factor,
     crosses,
     decay_from_start,
     decay_to_end,
     decay_to_middle,
     exp2,
-    floored,
+    gate_and_rest,
     gate_value,
     leaf_exponent,
-    logarithm,
-    one_minus_gate,
     product,
     rounded,
     sigmoid,
+    sums,
     token_pairs,
+    unpacked,
+    unpacked_gate,
 )
 from naju.scan.triton_chunked.pieces import (
     LENGTH_ARGUMENTS,
@@ -55,12 +57,12 @@ def precise_sums(x, weights, PRECISION: tl.constexpr):
     high = rounded(x, PRECISION)
     result = product(high, weights, PRECISION)
     if PRECISION == "bf16" or PRECISION == "rounded":
-        result += product(x - high, weights, PRECISION)
+        result = product(x - high, weights, PRECISION, result)
     return result
 
 
 @triton.jit
-def within_leaf(g, v, dm, scores, scores_t, LEAF: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+def within_leaf(g, v, dm, scores, LEAF: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
     """m, dv and dg of the pairs s < t that share a leaf.
 
     dg_t is what is read from t on less what was also written from t on. Both sums are made of the same rounded factors,
@@ -73,12 +75,13 @@ def within_leaf(g, v, dm, scores, scores_t, LEAF: tl.constexpr, BLOCK: tl.conste
     to_middle = exp2(-exponent, PRECISION)
     readings = rounded(dm * from_middle, PRECISION)
     writes = rounded(v * to_middle, PRECISION)
-    read = product(writes, tl.where(same_leaf & (row < column), scores, 0.0), PRECISION)
-    pulled = product(readings, tl.where(same_leaf & (row > column), scores_t, 0.0), PRECISION)
+    pairs = as_factor(tl.where(same_leaf & (row < column), scores, 0.0), PRECISION)
+    read = product(writes, pairs, PRECISION)
+    pulled = product(readings, tl.trans(pairs), PRECISION)
     met = readings * read - writes * pulled
     dg = precise_sums(met, (same_leaf & (row >= column)).to(tl.float32), PRECISION)
     # every term of dg_t has f_t as a factor, which was floored
-    dg *= exp2(logarithm(g) - logarithm(floored(g)), PRECISION)
+    dg *= exp2(tl.minimum(unpacked_gate(g, PRECISION) - LEAF_LEAST_G, 0.0), PRECISION)
     return from_middle * read, to_middle * pulled, dg
 
 
@@ -87,40 +90,41 @@ def within_block(
     g,
     v,
     dm,
+    m,
+    dg,
     scores,
-    scores_t,
     LEAF: tl.constexpr,
     LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """m, dv and dg (d, t) of the pairs inside a block; scores[s, t] = B_s · C_t, and scores_t[t, s] the same."""
+    """dv (d, t) of the pairs inside a block, and m and dg with what they add to them; scores[s, t] = B_s · C_t."""
     row, column = token_pairs(BLOCK)
     diagonal = tl.sum(tl.where(row == column, scores, 0.0), axis=0)[None, :]
-    m = v * diagonal
+    m += v * diagonal
     dv = dm * diagonal
-    dg = tl.zeros_like(v)
     if LEAF > 1:
-        leaf_m, leaf_dv, leaf_dg = within_leaf(g, v, dm, scores, scores_t, LEAF, BLOCK, PRECISION)
+        leaf_m, leaf_dv, leaf_dg = within_leaf(g, v, dm, scores, LEAF, BLOCK, PRECISION)
         m += leaf_m
         dv += leaf_dv
         dg += leaf_dg
     for level in tl.static_range(LEVELS):
         if (2 << level) > LEAF:
-            # tokens of right halves read, those of left halves write: one product serves both
+            # tokens of right halves read, those of left halves write: one sum serves both
             reads = ((column >> level) & 1) == 1
-            own = tl.where(reads, dm, v)
-            pairs = tl.where(crosses(row, column, level), scores, tl.where(crosses(column, row, level), scores_t, 0.0))
             decay = decay_to_middle(g, level, BLOCK, PRECISION)
-            met = decay * product(own * decay, pairs, PRECISION)
+            pairs = as_factor(tl.where(crosses(row, column, level), scores, 0.0), PRECISION)
+            met = product(v * decay, pairs, PRECISION)
+            met = decay * product(dm * decay, tl.trans(pairs), PRECISION, met)
             m += tl.where(reads, met, 0.0)
             dv += tl.where(reads, 0.0, met)
+            met *= tl.where(reads, dm, v)
             if level == 0:
-                dg += tl.where(reads, own * met, 0.0)
+                dg += tl.where(reads, met, 0.0)
             else:
                 same_half = (row >> level) == (column >> level)
                 reaching = same_half & tl.where(reads, row >= column, row < column)
-                dg += product(own * met, reaching.to(tl.float32), PRECISION)
+                dg = product(met, reaching.to(tl.float32), PRECISION, dg)
     return m, dv, dg
 
 
@@ -201,13 +205,13 @@ def channel_gradients(
         adjoint = tl.load(leaving + index.to(tl.int64) * size + in_state, mask=state_mask, other=0.0)
     if HAS_D:
         skip = tl.load(D + channels, mask=channels < d_inner, other=0.0).to(tl.float32)[:, None]
-        dskip = tl.zeros((BD, BLOCK), dtype=tl.float32)
+        dskip = tl.zeros((BD,), dtype=tl.float32)
     row, column = token_pairs(BLOCK)
     steps = tl.cdiv(tokens, CHUNK) * (CHUNK // BLOCK)
     for step in range(steps):
         block = steps - 1 - step
         in_chunk = (first_chunk + block // (CHUNK // BLOCK)) * size + in_state
-        state = tl.load(kept + in_chunk, mask=state_mask, other=0.0).to(tl.float32)
+        state = tl.load(kept + in_chunk, mask=state_mask, other=0.0)
         if block % (CHUNK // BLOCK) == CHUNK // BLOCK - 1:
             tl.store(adjoints + in_chunk, adjoint.to(adjoints.dtype.element_ty), mask=state_mask)
         if CHUNK > BLOCK:  # noqa: SIM102 (a constant and a value of the device)
@@ -215,59 +219,63 @@ def channel_gradients(
                 rows, inside = rows_of(origin, block - 1, tokens, BLOCK, REVERSE)
                 mask = (channels < d_inner)[:, None] & inside[None, :]
                 g = load(log_f, f_stride, rows[None, :], channels[:, None], mask)
-                v = load(h, h_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
-                v *= gate_value(load(log_i, i_stride, rows[None, :], channels[:, None], mask), PRECISION)
+                i_tile = load(log_i, i_stride, rows[None, :], channels[:, None], mask)
+                v = unpacked(load(h, h_stride, rows[None, :], channels[:, None], mask), PRECISION)
+                v *= exp2(unpacked_gate(i_tile, PRECISION), PRECISION)
                 keys_mask = inside[:, None] & (columns < d_state)[None, :]
                 key = load(B, B_stride, rows[:, None], columns[None, :], keys_mask)
-                state = advance(state, g, v, key, decay_from_start(g, BLOCK, PRECISION), BLOCK, PRECISION)
+                state = advance(state.to(tl.float32), g, v, key, BLOCK, PRECISION).to(kept.dtype.element_ty)
         rows, inside = rows_of(origin, block, tokens, BLOCK, REVERSE)
         mask = (channels < d_inner)[:, None] & inside[None, :]
         keys_mask = inside[:, None] & (columns < d_state)[None, :]
         g = load(log_f, f_stride, rows[None, :], channels[:, None], mask)
         i_tile = load(log_i, i_stride, rows[None, :], channels[:, None], mask)
-        drive = load(h, h_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
-        dout = load(dy, dy_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
+        drive = load(h, h_stride, rows[None, :], channels[:, None], mask)
+        dout = load(dy, dy_stride, rows[None, :], channels[:, None], mask)
         key = load(B, B_stride, rows[:, None], columns[None, :], keys_mask)
         query = load(C, C_stride, rows[:, None], columns[None, :], keys_mask)
-        i = gate_value(i_tile, PRECISION)
-        v = drive * i
-        dq = dout
+        # q is the output before it is gated by silu(z)
+        dq = unpacked(dout, PRECISION)
         if HAS_Z:
-            z_tile = load(z, z_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
+            z_tile = load(z, z_stride, rows[None, :], channels[:, None], mask)
+            z_tile = unpacked(z_tile, PRECISION)
             opened = sigmoid(z_tile, PRECISION)
-            dq *= z_tile * opened
-        dm = alpha * dq
-        scores = product(key, tl.trans(query), PRECISION)
-        scores_t = product(query, tl.trans(key), PRECISION)
-        m, dv, dg = within_block(g, v, dm, scores, scores_t, LEAF, LEVELS, BLOCK, PRECISION)
+            gated = z_tile * opened
+            slope = as_factor(dq * (opened + gated * (1.0 - opened)), PRECISION)
+            dq *= gated
+        drive = unpacked(drive, PRECISION)
+        v = drive * exp2(unpacked_gate(i_tile, PRECISION), PRECISION)
+        q = tl.zeros((BD, BLOCK), dtype=tl.float32)
+        if HAS_D:
+            dskip += tl.sum(dq * drive, axis=1)
+            q = skip * drive
+        scores = alpha * product(key, tl.trans(query), PRECISION)
+        factor = as_factor(adjoint, PRECISION)
+        decay = exp2(sums(g, row + column >= 0), PRECISION)
+        dg = decay * product(as_factor(state, PRECISION) * factor, tl.full((BN, BLOCK), 1.0, tl.float32), PRECISION)
+        q, dv, dg = within_block(g, v, dq, q, dg, scores, LEAF, LEVELS, BLOCK, PRECISION)
         from_start = decay_from_start(g, BLOCK, PRECISION)
-        read = from_start * product(state, tl.trans(query), PRECISION)
-        pulled = decay_to_end(g, BLOCK, PRECISION) * product(adjoint, tl.trans(key), PRECISION)
-        m += read
+        read = alpha * from_start * product(state, tl.trans(query), PRECISION)
+        q += read
+        if HAS_Z:
+            store(dz, dz_stride, rows[None, :], channels[:, None], slope.to(tl.float32) * q, mask)
+        dg = product(dq * read, (row >= column).to(tl.float32), PRECISION, dg)
+        pulled = decay_to_end(g, BLOCK, PRECISION) * product(factor, tl.trans(key), PRECISION)
+        adjoint = adjoint * (tl.sum(decay, axis=1) / BLOCK)[:, None] + product(
+            alpha * dq * from_start, query, PRECISION
+        )
         dv += pulled
-        dg += product(dm * read, (row >= column).to(tl.float32), PRECISION)
-        dg += product(v * pulled, (row < column).to(tl.float32), PRECISION)
-        decay = at_last(from_start, BLOCK)[:, None]
-        dg += decay * tl.sum(state * adjoint, axis=1)[:, None]
-        adjoint = adjoint * decay + product(dm * from_start, query, PRECISION)
-
-        dg *= one_minus_gate(g, PRECISION)
-        store(df, df_stride, rows[None, :], channels[:, None], dg, mask)
-        dlogit = dv * v * one_minus_gate(i_tile, PRECISION)
-        store(di, di_stride, rows[None, :], channels[:, None], dlogit, mask)
+        dg = product(v * pulled, (row < column).to(tl.float32), PRECISION, dg)
+        _, forgotten = gate_and_rest(g, PRECISION)
+        store(df, df_stride, rows[None, :], channels[:, None], dg * forgotten, mask)
+        i, closed = gate_and_rest(i_tile, PRECISION)
+        store(di, di_stride, rows[None, :], channels[:, None], dv * v * closed, mask)
         ddrive = dv * i
         if HAS_D:
             ddrive += skip * dq
-            dskip += dq * drive
         store(dh, dh_stride, rows[None, :], channels[:, None], ddrive, mask)
-        if HAS_Z:
-            ungated = alpha * m
-            if HAS_D:
-                ungated += skip * drive
-            dopen = dout * ungated * opened * (1.0 + z_tile * (1.0 - opened))
-            store(dz, dz_stride, rows[None, :], channels[:, None], dopen, mask)
     if HAS_D:
-        tl.store(dD + index.to(tl.int64) * d_inner + channels, tl.sum(dskip, axis=1), mask=channels < d_inner)
+        tl.store(dD + index.to(tl.int64) * d_inner + channels, dskip, mask=channels < d_inner)
     if dinitial is not None and place == 0:
         tl.store(dinitial + sequence.to(tl.int64) * size + in_state, adjoint, mask=state_mask)
 

@@ -16,6 +16,8 @@ from naju.scan.triton_chunked.algebra import (
     read_block,
     sigmoid,
     total,
+    unpacked,
+    unpacked_gate,
 )
 from naju.scan.triton_chunked.pieces import (
     LENGTH_ARGUMENTS,
@@ -210,24 +212,26 @@ def outputs(
         keys_mask = inside[:, None] & (columns < d_state)[None, :]
         g = load(log_f, f_stride, rows[None, :], channels[:, None], mask)
         i_tile = load(log_i, i_stride, rows[None, :], channels[:, None], mask)
-        drive = load(h, h_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
+        drive = load(h, h_stride, rows[None, :], channels[:, None], mask)
         key = load(B, B_stride, rows[:, None], columns[None, :], keys_mask)
         query = load(C, C_stride, rows[:, None], columns[None, :], keys_mask)
         if HAS_Z:
-            z_tile = load(z, z_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
+            z_tile = load(z, z_stride, rows[None, :], channels[:, None], mask)
         if KEEP:  # noqa: SIM102 (a constant and a value of the device)
             if (block % (CHUNK // BLOCK)) == 0:
                 chunk = first_chunk + block // (CHUNK // BLOCK)
                 tl.store(kept + chunk * size + in_state, state.to(kept.dtype.element_ty), mask=state_mask)
-        v = drive * gate_value(i_tile, PRECISION)
+        drive = unpacked(drive, PRECISION)
+        v = drive * exp2(unpacked_gate(i_tile, PRECISION), PRECISION)
         from_start = decay_from_start(g, BLOCK, PRECISION)
         m = from_start * product(state, tl.trans(query), PRECISION)
         m += read_block(g, v, product(key, tl.trans(query), PRECISION), LEAF, LEVELS, BLOCK, PRECISION)
-        state = advance(state, g, v, key, from_start, BLOCK, PRECISION)
+        state = advance(state, g, v, key, BLOCK, PRECISION)
         out = alpha * m
         if HAS_D:
             out += skip * drive
         if HAS_Z:
+            z_tile = unpacked(z_tile, PRECISION)
             out *= z_tile * sigmoid(z_tile, PRECISION)
         store(y, y_stride, rows[None, :], channels[:, None], out, mask)
     if remaining <= segment:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 MOST_WIDTH = 16  # of a convolution: a tail fits into the smallest chunk
 CARRY_BLOCK = 512
+MOST_CHUNKS_OF_WALK = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +24,12 @@ class Tile:
     warps: int = 4
     stages: int = 1
     registers: int | None = None  # at most this many a thread, so that more programs share a processor
-    programs: int = 3  # for each processor, as a goal: segments are cut to make that many
+    programs: int = 3  # for each processor, as a goal: segments and walks are cut to make that many
+    step: int = 4  # tokens that a walk loads at once
 
 
 CARRY_TILE = Tile(channels=1, stages=3)
+LOGARITHMS_TILE = Tile(channels=64, warps=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +42,13 @@ class Config:
     leaf: int  # tokens in a leaf of the block's tree; 1 where every decay is to be exact
     states: Tile
     outputs: Tile
+    outputs_keeping: Tile  # where the states before every chunk are kept for the backward
     channels: Tile
     keys: Tile
-    convolution: Tile = Tile(channels=64, warps=2)
-    gates: Tile = Tile(channels=32, warps=2)
-    gates_backward: Tile = Tile(channels=32, warps=1)
+    convolution: Tile = Tile(channels=128, warps=1, registers=64, programs=32)
+    convolution_backward: Tile = Tile(channels=512, warps=4, registers=144)
+    gates: Tile = Tile(channels=128, warps=1, registers=128, programs=16)
+    gates_backward: Tile = Tile(channels=64, warps=1, registers=136, programs=16)
 
 
 def precision_of(dtype: torch.dtype) -> str:
@@ -71,20 +76,23 @@ def configuration(d_state: int, dtype: torch.dtype) -> Config:
             block=16,
             leaf=16,
             states=Tile(channels=64, stages=2),
-            outputs=Tile(channels=64, stages=2, registers=128, programs=4) if width <= 64 else wide,
+            outputs=Tile(channels=64, stages=3, registers=128, programs=4) if width <= 64 else wide,
+            outputs_keeping=Tile(channels=64, stages=3, registers=168, programs=3) if width <= 64 else wide,
             channels=Tile(channels=64 if width <= 128 else 32, stages=3 if width <= 64 else 1, programs=4),
             keys=Tile(channels=32, warps=2, stages=2) if width <= 64 else Tile(channels=64, warps=8),
         )
     tile = Tile(channels=32 if width <= 64 else 16)
     wide = tile if width <= 64 else Tile(channels=32, warps=8)
+    outputs = wide if width <= 128 else Tile(channels=16, warps=8)
     return Config(
         precision=precision,
         chunk=chunk_length(dtype),
         block=16,
         leaf=1,
         states=tile,
-        outputs=wide if width <= 128 else Tile(channels=16, warps=8),
-        channels=wide,
+        outputs=outputs,
+        outputs_keeping=outputs,
+        channels=outputs,
         keys=tile,
     )
 
@@ -144,8 +152,13 @@ def cut(h: Tensor, sequences: int, cu_seqlens: Tensor | None, tile: Tile, chunk:
         chunks=0,
         n_segments=n_segments,
         n_chunks=n_chunks,
-        tables=_packed_tables(cu_seqlens, segment, n_segments, chunk, n_chunks),
+        tables=_packed_tables(_within(cu_seqlens, length), segment, n_segments, chunk, n_chunks),
     )
+
+
+def _within(cu_seqlens: Tensor, length: int) -> Tensor:
+    """As it is where it is right; where it is not, which only the device knows, nothing outside of a tensor is read."""
+    return cu_seqlens.clamp(0, length).cummax(0).values
 
 
 def _packed_tables(cu_seqlens: Tensor, segment: int, n_segments: int, chunk: int, n_chunks: int) -> dict[str, Tensor]:
@@ -154,7 +167,7 @@ def _packed_tables(cu_seqlens: Tensor, segment: int, n_segments: int, chunk: int
     firsts = F.pad(((lengths + segment - 1) // segment).clamp(min=1).cumsum(0), (1, 0))
     first_chunks = F.pad(((lengths + chunk - 1) // chunk).cumsum(0), (1, 0))
     return {
-        "boundaries": cu_seqlens.contiguous(),
+        "boundaries": cu_seqlens,
         "firsts": firsts,
         "owners": _owners(firsts, n_segments),
         "first_chunks": first_chunks,
@@ -236,13 +249,17 @@ class Plan:
     pieces: Pieces
     d_inner: int
     d_state: int
+    processors: int
 
 
-def plan(h: Tensor, d_state: int, cu_seqlens: Tensor | None, *, backward: bool = False) -> Plan:
+def plan(h: Tensor, d_state: int, cu_seqlens: Tensor | None, *, keep: bool = False, backward: bool = False) -> Plan:
+    """For a forward, which may keep what a backward needs, or for a backward."""
     config = _config_for(h, d_state)
+    if keep:
+        config = replace(config, outputs=config.outputs_keeping)
     sequences = h.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
     pieces = cut(h, sequences, cu_seqlens, config.channels if backward else config.outputs, config.chunk)
-    return Plan(config=config, pieces=pieces, d_inner=h.shape[2], d_state=d_state)
+    return Plan(config=config, pieces=pieces, d_inner=h.shape[2], d_state=d_state, processors=_processors(h.device))
 
 
 def gates(f_logit: Tensor, i_logit: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,45 +271,37 @@ def gates(f_logit: Tensor, i_logit: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     rows, d_inner = h.shape[0] * h.shape[1], h.shape[2]
     launch(
         kernels.gates,
-        -(-rows // config.chunk) * -(-d_inner // config.convolution.channels),
-        config.convolution,
+        -(-rows // config.chunk) * -(-d_inner // LOGARITHMS_TILE.channels),
+        LOGARITHMS_TILE,
         *(part for tensor in (f_logit, i_logit) for part in rows_of(tensor, h)),
         log_f,
         log_i,
         rows_in_all=rows,
         d_inner=d_inner,
         BLOCK=config.chunk,
-        BD=config.convolution.channels,
+        BD=LOGARITHMS_TILE.channels,
         PRECISION=config.precision,
     )
     return log_f, log_i
 
 
-def _entering(
-    plan: Plan,
-    driven: tuple[Tensor, Tensor, Tensor | None, Tensor],
-    initial: Tensor | None,
-    drive: Drive,
-    adjoint: bool,
-) -> Tensor | None:
-    """The state that enters each segment, or (adjoint) the gradient of the one that leaves it.
-
-    `driven`: log_f, what is written, its gate, and along which keys.
-    """
+def _entering(plan: Plan, drive: Drive, dy: Tensor | None, initial: Tensor | None) -> Tensor | None:
+    """The state that enters each segment, or, with dy, the gradient of the one that leaves it."""
     from naju.scan.triton_chunked import forward as kernels
 
-    pieces, tile = plan.pieces, plan.config.states
+    pieces, tile, h = plan.pieces, plan.config.states, drive.h
     if pieces.tables is None and pieces.segments == 1:
         return initial
-    ends = drive.h.new_empty(pieces.n_segments, plan.d_inner, plan.d_state, dtype=torch.float32)
+    ends = h.new_empty(pieces.n_segments, plan.d_inner, plan.d_state, dtype=torch.float32)
     decays = ends.new_empty(pieces.n_segments, plan.d_inner)
     entering = torch.empty_like(ends)
-    packed = pieces.tables is not None
+    value, gate, keys = (h, drive.log_i, drive.B) if dy is None else (dy, drive.z, drive.C)
+    adjoint, packed = dy is not None, pieces.tables is not None
     launch(
         kernels.states,
         pieces.n_segments * -(-plan.d_inner // tile.channels),
         tile,
-        *(part for tensor in driven for part in rows_of(tensor, ends)),
+        *(part for tensor in (drive.log_f, value, gate, keys) for part in rows_of(tensor, h)),
         ends,
         decays,
         *pieces.segment_tables(ends)[:3],
@@ -308,7 +317,7 @@ def _entering(
         BN=padded_state(plan.d_state),
         PRECISION=plan.config.precision,
         ADJOINT=adjoint,
-        HAS_GATE=driven[2] is not None,
+        HAS_GATE=gate is not None,
         REVERSE=drive.reverse,
         PACKED=packed,
     )
@@ -367,7 +376,7 @@ def forward(plan: Plan, drive: Drive, initial: Tensor | None, kept: Tensor | Non
     h, tile = drive.h, plan.config.outputs
     initial = None if initial is None else initial.contiguous()
     final = h.new_empty(plan.pieces.sequences, plan.d_inner, plan.d_state, dtype=torch.float32)
-    entering = _entering(plan, (drive.log_f, h, drive.log_i, drive.B), initial, drive, adjoint=False)
+    entering = _entering(plan, drive, None, initial)
     launch(
         kernels.outputs,
         plan.pieces.n_segments * -(-plan.d_inner // tile.channels),
@@ -414,7 +423,7 @@ def backward(
     h, pieces, tile = drive.h, plan.pieces, plan.config.channels
     adjoints = torch.empty_like(kept)
     dstate = None if dstate is None else dstate.contiguous()
-    leaving = _entering(plan, (drive.log_f, dy, drive.z, drive.C), dstate, drive, adjoint=True)
+    leaving = _entering(plan, drive, dy, dstate)
     # segments that a packed batch only might have are skipped, and their rows must be zero
     dD = h.new_zeros(pieces.n_segments if drive.D is not None else 0, plan.d_inner, dtype=torch.float32)
     channel_gradients = (gradients.h, gradients.f_logit, gradients.i_logit, gradients.z)
@@ -459,23 +468,31 @@ def backward(
     return dD.sum(0)
 
 
-def _alone(plan: Plan, kernel: Any, tile: Tile, *arguments: Any, **constants: Any) -> None:
-    """A kernel that treats every channel alone, a chunk a program."""
-    pieces = plan.pieces
+def _walk(plan: Plan, kernel: Any, tile: Tile, *arguments: Any, **constants: Any) -> None:
+    """A kernel that treats every channel alone and walks time."""
+    pieces, chunks = plan.pieces, _chunks_of_walk(plan, tile)
     launch(
         kernel,
-        pieces.n_chunks * -(-plan.d_inner // tile.channels),
+        -(-pieces.n_chunks // chunks) * -(-plan.d_inner // tile.channels),
         tile,
         *arguments,
         length=pieces.length,
         sequences=pieces.sequences,
         chunks=pieces.chunks,
+        walk=chunks,
         d_inner=plan.d_inner,
-        BLOCK=plan.config.chunk,
+        CHUNK=plan.config.chunk,
+        STEP=tile.step,
         BD=tile.channels,
         PACKED=pieces.tables is not None,
         **constants,
     )
+
+
+def _chunks_of_walk(plan: Plan, tile: Tile) -> int:
+    """As few as make the programs run all at once: where a walk begins, some rows are read once more."""
+    programs = plan.pieces.n_chunks * -(-plan.d_inner // tile.channels)
+    return max(1, min(MOST_CHUNKS_OF_WALK, -(-programs // (tile.programs * plan.processors))))
 
 
 def convolve_silu(plan: Plan, u: Tensor, tail: Tensor | None, weight: Tensor, bias: Tensor, out: Tensor) -> None:
@@ -489,7 +506,7 @@ def convolve_silu(plan: Plan, u: Tensor, tail: Tensor | None, weight: Tensor, bi
         out,
         *plan.pieces.chunk_tables(out),
     )
-    _alone(
+    _walk(
         plan,
         kernels.convolve_silu,
         plan.config.convolution,
@@ -502,17 +519,15 @@ def convolve_silu(plan: Plan, u: Tensor, tail: Tensor | None, weight: Tensor, bi
 def convolve_silu_backward(
     plan: Plan, dout: Tensor, u: Tensor, tail: Tensor | None, weight: Tensor, bias: Tensor, du: Tensor
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Fills du and overwrites dout; returns the gradients of tail, bias and weight."""
+    """Fills du; returns the gradients of tail, bias and weight."""
     from naju.scan.triton_chunked import gates as kernels
 
-    width = weight.shape[1]
-    dtail, partial = _empty_tail(tail), _partial(plan, dout, 1 + width)
-    tables = plan.pieces.chunk_tables(dout)
+    width, tile = weight.shape[1], plan.config.convolution_backward
+    dtail, partial = _empty_tail(tail), _partial(plan, tile, dout, 1 + width)
     inputs = (dout, *rows_of(u, dout), _contiguous(tail), weight.contiguous(), bias.contiguous())
-    tile, precision = plan.config.convolution, plan.config.precision
-    _alone(plan, kernels.silu_backward, tile, *inputs, partial, *tables, WIDTH=width, PRECISION=precision)
-    outputs = (*rows_of(du, dout), dtail, *tables)
-    _alone(plan, kernels.convolve_backward, tile, dout, weight.contiguous(), *outputs, WIDTH=width)
+    outputs = (*rows_of(du, dout), dtail, partial, *plan.pieces.chunk_tables(dout))
+    precision = plan.config.precision
+    _walk(plan, kernels.convolve_silu_backward, tile, *inputs, *outputs, WIDTH=width, PRECISION=precision)
     return dtail, *_bias_and_taps(partial.sum(0))
 
 
@@ -531,14 +546,13 @@ def convolved_gates(
     from naju.scan.triton_chunked import gates as kernels
 
     f_logit, i_logit = projected[..., : plan.d_inner], projected[..., plan.d_inner : 2 * plan.d_inner]
-    dtype = gate_dtype(h.dtype)
-    _alone(
+    _walk(
         plan,
         kernels.convolved_gates,
         plan.config.gates,
         *(h, _contiguous(tail), *rows_of(f_logit, h), *rows_of(i_logit, h)),
         *(f_taps.contiguous(), i_taps.contiguous(), f_bias.contiguous(), i_bias.contiguous()),
-        *(f_logit.view(dtype), i_logit.view(dtype), h if lengths is None else lengths),
+        h if lengths is None else lengths,
         *plan.pieces.chunk_tables(h),
         WIDTH=f_taps.shape[1],
         PRECISION=plan.config.precision,
@@ -552,12 +566,13 @@ def convolved_gates_backward(
     """Adds to dh; returns the gradients of tail, both taps and both biases."""
     from naju.scan.triton_chunked import gates as kernels
 
-    width = f_taps.shape[1]
-    dtail, partial = _empty_tail(tail), _partial(plan, dh, 2, 1 + width)
+    width, tile = f_taps.shape[1], plan.config.gates_backward
+    dtail, partial = _empty_tail(tail), _partial(plan, tile, dh, 2, 1 + width)
     df_rows, stride = rows_of(df, h)
     inputs = (df_rows, rows_of(di, h)[0], stride, h, _contiguous(tail), f_taps.contiguous(), i_taps.contiguous())
     outputs = (dh, dtail, partial, *plan.pieces.chunk_tables(h))
-    _alone(plan, kernels.convolved_gates_backward, plan.config.gates_backward, *inputs, *outputs, WIDTH=width)
+    precision = plan.config.precision
+    _walk(plan, kernels.convolved_gates_backward, tile, *inputs, *outputs, WIDTH=width, PRECISION=precision)
     (df_bias, df_taps), (di_bias, di_taps) = (_bias_and_taps(total) for total in partial.sum(0))
     return dtail, df_taps, di_taps, df_bias, di_bias
 
@@ -571,15 +586,15 @@ def _empty_tail(tail: Tensor | None) -> Tensor | None:
     return None if tail is None else torch.zeros_like(tail, memory_format=torch.contiguous_format)
 
 
-def _partial(plan: Plan, like: Tensor, *shape: int) -> Tensor:
-    """Room for every chunk's part of a parameter's gradient; a packed batch may have fewer chunks than thought."""
-    make = like.new_empty if plan.pieces.tables is None else like.new_zeros
-    return make(plan.pieces.n_chunks, *shape, plan.d_inner, dtype=torch.float32)
+def _partial(plan: Plan, tile: Tile, like: Tensor, *shape: int) -> Tensor:
+    """Room for every walk's part of a parameter's gradient."""
+    walks = -(-plan.pieces.n_chunks // _chunks_of_walk(plan, tile))
+    return like.new_empty(walks, *shape, plan.d_inner, dtype=torch.float32)
 
 
 def _bias_and_taps(total: Tensor) -> tuple[Tensor, Tensor]:
-    """(1 + width, d), newest first, as a bias (d,) and taps (d, width), oldest first; copies, as an operator must."""
-    return total[0].clone(), total[1:].flip(0).t().contiguous()
+    """(1 + width, d) as a bias (d,) and taps (d, width); copies, as an operator must."""
+    return total[0].clone(), total[1:].t().clone(memory_format=torch.contiguous_format)
 
 
 def launch(kernel: Any, programs: int, tile: Tile, *arguments: Any, **named: Any) -> None:

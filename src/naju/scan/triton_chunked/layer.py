@@ -46,7 +46,7 @@ def _forward(
     d_state = weight.shape[0] // 2 - d_inner
     h = uz.new_empty(batch, length, d_inner)
     with launch.on_device(uz.device), without_autocast(uz.device):
-        plan = launch.plan(h, d_state, cu_seqlens)
+        plan = launch.plan(h, d_state, cu_seqlens, keep=keep)
         launch.convolve_silu(plan, uz[..., :d_inner], u_tail, conv_weight, conv_bias, h)
         projected = (h.view(-1, d_inner) @ weight.t()).view(batch, length, -1)
         launch.convolved_gates(plan, h, h_tail, projected, f_taps, i_taps, f_bias, i_bias, lengths)
