@@ -21,6 +21,7 @@ from naju.bench.rows import print_table, timing_row
 T = TypeVar("T")
 Mode = Literal["eager", "graph", "compiled"]
 Make = Callable[[nn.Module], Run]
+RATES = (("TFLOP/s", "flop_per_s", 1e12), ("GB/s", "bytes_per_s", 1e9))  # column, key of a row, unit
 # Shorter runs are repeated to fill this many seconds, or the clock's grain and a launch's jitter would show.
 SHORTEST_TIMED = 0.005
 
@@ -152,7 +153,8 @@ def result_rows(results: Results, about: Callable[[str], Mapping[str, Any]], aga
 
 
 def print_comparison(rows: Sequence[Mapping[str, Any]], against: str, key: str, unit: str, scale: float = 1.0) -> None:
-    """A line for each model: for every mode `key` times `scale` and its ratio to the peer; then memory and reasons."""
+    """A line for each model: for every mode `key` times `scale` and its ratio to the peer; then what the fastest mode
+    achieved, memory and reasons."""
     lines: dict[str, dict[str, Any]] = {}
     for row in rows:
         line = lines.setdefault(row["model"], {"model": row["model"], "N": row["d_state"]})
@@ -163,9 +165,13 @@ def print_comparison(rows: Sequence[Mapping[str, Any]], against: str, key: str, 
         line |= {f"{mode} {unit}": row[key] * scale, f"{mode} / {against}": row[f"time_over_{against}"]}
         if row["peak_bytes"] is not None:
             line["MB"] = max(line.get("MB", 0.0), row["peak_bytes"] / 1e6)
+        for column, achieved, unit_of_it in RATES:
+            if achieved in row:
+                line[column] = max(line.get(column, 0.0), row[achieved] / unit_of_it)
     modes = dict.fromkeys(row["mode"] for row in rows)
     columns = [column for mode in modes for column in (f"{mode} {unit}", f"{mode} / {against}")]
-    print_table(list(lines.values()), ["model", "N", *columns, "MB", "reason"])
+    achieved_columns = [column for column, achieved, _ in RATES if any(achieved in row for row in rows)]
+    print_table(list(lines.values()), ["model", "N", *columns, *achieved_columns, "MB", "reason"])
 
 
 def sizes_of(module: nn.Module | Failed) -> dict[str, Any]:
@@ -189,6 +195,14 @@ def given_or_default(
             f"{name} has defaults for a GPU only, and the device is {device}: give smaller ones by {option}"
         )
     return at_least_one(name, default if given is None else given)
+
+
+def check_sizes(bench: Any) -> None:
+    """Of the options of any bench: all whole numbers but the seed are sizes and counts, and positive."""
+    for name, value in vars(bench).items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if name != "seed" and type(number) is int and number < 1:
+                raise ValueError(f"{name} must be at least 1, but is {number}")
 
 
 def at_least_one(name: str, values: tuple[int, ...]) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from naju.bench.measure import Run, default_device
 from naju.bench.peers import check_names
 from naju.bench.rows import RESULTS, save_rows
 from naju.bench.shells import build_stack
+from naju.bench.work import rates, work_of
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 MODELS = (
@@ -109,8 +110,13 @@ def _at_length(bench: ForwardBench, modules: Mapping[str, nn.Module | Failed], l
     results = compare(
         modules, make, bench.modes, rounds=bench.rounds, device=bench.device, compile_mode=bench.compile_mode
     )
-    rows = result_rows(results, lambda name: {**shape, **sizes_of(modules[name])}, bench.against)
-    rows = [{"bench": "forward", **row} for row in rows]
+    sizes = {"tokens": bench.batch * length, "length": length, "d_model": bench.d_model, "n_layers": bench.n_layers}
+
+    def about(name: str) -> dict[str, Any]:
+        return {**shape, **sizes_of(modules[name]), **work_of(modules[name], **sizes, itemsize=u.itemsize)}
+
+    rows = result_rows(results, about, bench.against)
+    rows = [{"bench": "forward", **row, **rates(row)} for row in rows]
     print(f"\nforward, no gradient, {shape}")
     print_comparison(rows, bench.against, "median_s", "ms", 1e3)
     return rows

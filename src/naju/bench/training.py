@@ -25,6 +25,7 @@ from naju.bench.measure import Run, default_device
 from naju.bench.peers import check_names
 from naju.bench.rows import RESULTS, save_rows
 from naju.bench.shells import LanguageShell, ResidualStack
+from naju.bench.work import rates, work_of
 
 LENGTHS = (1024, 2048, 4096)
 MODELS = (
@@ -103,8 +104,14 @@ def _at_length(bench: TrainingBench, modules: Mapping[str, nn.Module | Failed], 
         device=bench.device,
         compile_mode=bench.compile_mode,
     )
-    rows = result_rows(results, lambda name: {**shape, **sizes_of(modules[name])}, bench.against)
-    rows = [{"bench": "training", **row, **_throughput(row, bench.tokens)} for row in rows]
+    sizes = {"tokens": bench.tokens, "length": length, "d_model": bench.d_model, "n_layers": bench.n_layers}
+
+    def about(name: str) -> dict[str, Any]:
+        work = work_of(modules[name], **sizes, itemsize=dtype.itemsize, passes=3)
+        return {**shape, **sizes_of(modules[name]), **work}
+
+    rows = result_rows(results, about, bench.against)
+    rows = [{"bench": "training", **row, **_throughput(row, bench.tokens), **rates(row)} for row in rows]
     print(f"\ntraining step (forward, backward, AdamW), {shape}")
     print_comparison(rows, bench.against, "tokens_per_s", "tokens/s")
     return rows
