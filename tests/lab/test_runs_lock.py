@@ -6,12 +6,16 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
-from naju.lab.lock import BusyError, LockLostError, RunLock, holder, seconds_since_touch
+from naju.lab.lock import BusyError, Claim, LockLostError, RunLock, _chain, _host, holder
+from naju.training.files import clear_away
 
 QUICK = {"heartbeat": 0.05, "stale_after": 1.0}
+NOBODY = 2**22 + 1  # beyond the largest process number of Linux
 
 
 def pretend(folder, *, host="elsewhere", pid=1, touched_ago=0.0):
@@ -84,8 +88,8 @@ def test_who_comes_late_to_a_takeover_leaves_the_winner_alone(tmp_path, monkeypa
     late = RunLock(tmp_path, **QUICK)
     judge = late._is_stale
 
-    def while_another_wins(held):
-        verdict = judge(held)
+    def while_another_wins(claim):
+        verdict = judge(claim)
         path.write_text(json.dumps({"host": "elsewhere", "pid": 2, "token": "living"}))
         return verdict
 
@@ -96,18 +100,108 @@ def test_who_comes_late_to_a_takeover_leaves_the_winner_alone(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_takeover_that_died_half_way_delays_the_next_but_does_not_prevent_it(tmp_path):
-    pretend(tmp_path, touched_ago=1000)
-    guard = tmp_path / "lock.json.takeover"
-    guard.touch()
-    with pytest.raises(BusyError), RunLock(tmp_path, **QUICK):
+def test_a_place_after_a_chain_that_is_gone_holds_nothing(tmp_path, monkeypatch):
+    """The winner has released the lock meanwhile, and a third one has it."""
+    dead = pretend(tmp_path, touched_ago=1000)
+    late = RunLock(tmp_path, **QUICK)
+    judge = late._is_stale
+
+    def while_others_come_and_go(claim):
+        verdict = judge(claim)
+        dead.unlink()
+        monkeypatch.setattr(late, "_is_stale", judge)
+        return verdict
+
+    monkeypatch.setattr(late, "_is_stale", while_others_come_and_go)
+    with late:
+        assert [claim.place.name for claim in _chain(dead)] == ["lock.json"]
+        assert late.is_held()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_claims_of_the_dead_are_followed_at_once_however_many_there_are(tmp_path):
+    """As they are left by processes that are killed while they take a lock over."""
+    content = json.dumps({"host": _host(), "pid": NOBODY}).encode()
+    place = tmp_path / "lock.json"
+    for _ in range(3):
+        place.write_bytes(content)
+        place = Claim(place, content).next_place
+    assert holder(tmp_path) is None
+    began = time.monotonic()
+    with RunLock(tmp_path) as lock:
+        assert lock.is_held()
+        assert [path.name for path in tmp_path.iterdir()] == ["lock.json"]
+    assert time.monotonic() - began < 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("started", [{}, {"started": -1}])
+def test_a_number_that_another_process_has_now_holds_nothing(tmp_path, started):
+    (tmp_path / "lock.json").write_text(json.dumps({"host": _host(), "pid": os.getpid(), **started}))
+    if not started:
+        assert holder(tmp_path) == f"process {os.getpid()} on {_host().split('/')[0]}"
+    elif Path("/proc/self/stat").exists():
+        assert holder(tmp_path) is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only there the system tells")
+def test_a_process_that_has_ended_and_is_not_cleared_away_holds_nothing(tmp_path):
+    command = (
+        "import sys; from pathlib import Path; from naju.lab.lock import RunLock\n"
+        "RunLock(Path(sys.argv[1])).__enter__()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", command, str(tmp_path)])
+    deadline = time.monotonic() + 30
+    while holder(tmp_path) is not None or not (tmp_path / "lock.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with RunLock(tmp_path) as lock:
+        assert lock.is_held()
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\x00", b"7", b"{}", b'{"host": 3, "pid": 1}', b'{"host": "a", "pid": -1}', b'{"host": "a"']
+)
+def test_a_lock_that_names_nobody_counts_by_its_age(tmp_path, content):
+    path = tmp_path / "lock.json"
+    path.write_bytes(content)
+    with pytest.raises(BusyError, match="a process that has not said its name"), RunLock(tmp_path, **QUICK):
         pass
-    assert guard.exists()
-    os.utime(guard, (0, 0))
-    with pytest.raises(BusyError), RunLock(tmp_path, **QUICK):
-        pass
+    os.utime(path, (0, 0))
     with RunLock(tmp_path, **QUICK) as lock:
         assert lock.is_held()
+
+
+def test_where_files_have_no_hard_links_one_process_wins_all_the_same(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError("no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with RunLock(tmp_path) as lock:
+        assert lock.is_held()
+        with pytest.raises(BusyError), RunLock(tmp_path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    pretend(tmp_path, host=_host(), pid=NOBODY)
+    with RunLock(tmp_path) as lock:
+        assert lock.is_held()
+
+
+@pytest.mark.parametrize("pid", [os.getpid(), NOBODY], ids=["its own", "nobody"])
+def test_what_it_wrote_aside_may_be_cleared_away_by_the_holder(tmp_path, monkeypatch, pid):
+    pretend(tmp_path, host=_host(), pid=pid)
+    lock = RunLock(tmp_path)
+    judge = lock._is_stale
+
+    def cleared_away(claim):
+        clear_away(tmp_path)
+        return judge(claim)
+
+    monkeypatch.setattr(lock, "_is_stale", cleared_away)
+    with nullcontext() if pid == NOBODY else pytest.raises(BusyError), lock:
+        assert lock.is_held()
+    assert [path.name for path in tmp_path.iterdir()] == ([] if pid == NOBODY else ["lock.json"])
 
 
 def test_a_process_that_died_here_holds_nothing(tmp_path):
@@ -141,11 +235,25 @@ def test_after_a_jump_of_the_clock_a_living_lock_shows_itself(tmp_path):
     assert json.loads(path.read_text())["token"] == "theirs"
 
 
-def test_age_is_by_the_clock_of_the_file_system(tmp_path, monkeypatch):
-    path = pretend(tmp_path, touched_ago=100)
-    monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert seconds_since_touch(path) == pytest.approx(100, abs=5)
-    assert list(tmp_path.iterdir()) == [path]
+@pytest.mark.parametrize("jump", [-1e9, 1e9])
+def test_age_is_by_the_clock_of_the_file_system(tmp_path, monkeypatch, jump):
+    wrong = time.time() + jump
+    pretend(tmp_path, touched_ago=1000)
+    monkeypatch.setattr(time, "time", lambda: wrong)
+    with RunLock(tmp_path, heartbeat=0.05, stale_after=900) as lock:
+        assert lock.is_held()
+    monkeypatch.undo()
+    pretend(tmp_path, touched_ago=800)
+    monkeypatch.setattr(time, "time", lambda: wrong)
+    with pytest.raises(BusyError), RunLock(tmp_path, heartbeat=0.05, stale_after=900):
+        pass
+
+
+def test_a_touch_from_the_future_does_not_hold_until_then(tmp_path):
+    """The clock was a day ahead, was set right, and its process died on another machine."""
+    pretend(tmp_path, touched_ago=-86_400)
+    with RunLock(tmp_path, **QUICK) as lock:
+        assert lock.is_held()
 
 
 def test_a_holder_keeps_touching_its_lock(tmp_path):
@@ -168,14 +276,3 @@ def test_a_lock_that_was_lost_is_noticed_and_not_removed(tmp_path):
         time.sleep(0.2)
         assert path.stat().st_mtime_ns == then
     assert path.exists()
-
-
-def test_a_lock_without_a_name_in_it_counts_by_its_age(tmp_path):
-    """Between creating the file and writing to it, its process may be asleep or dead."""
-    path = tmp_path / "lock.json"
-    path.touch()
-    with pytest.raises(BusyError, match="a process that has not said its name"), RunLock(tmp_path, **QUICK):
-        pass
-    os.utime(path, (0, 0))
-    with RunLock(tmp_path, **QUICK) as lock:
-        assert lock.is_held()

@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step():
         if step.step == 3:
             nn.init.constant_(module.head.bias, float("nan"))
 
-    with pytest.raises(FloatingPointError, match="the loss became nan at step 4"):
+    with pytest.raises(FloatingPointError, match=r"the weight head\.bias became infinite or NaN at step 4"):
         train(module, TokenBeforeLast(), config(), poison)
 
 

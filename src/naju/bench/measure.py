@@ -139,16 +139,17 @@ def _peak_of_process(run: Run) -> int | None:
     try:
         ctypes.CDLL(None).malloc_trim(0)  # hand freed memory back, or the run would reuse it unseen
         Path("/proc/self/clear_refs").write_text("5")  # forget the highest mark so far
-        before = _status("VmRSS")
+        before = process_bytes("VmRSS")
         result = run()
-        peak = _status("VmHWM") - before
+        peak = process_bytes("VmHWM") - before
         del result
     except (OSError, KeyError, AttributeError):
         return None
     return peak
 
 
-def _status(key: str) -> int:
+def process_bytes(key: str) -> int:
+    """Memory of this process by its name in /proc/self/status; a KeyError or OSError where the system does not tell."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024

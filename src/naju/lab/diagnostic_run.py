@@ -216,8 +216,12 @@ def load_run_model(path: Path) -> tuple[Classifier, Task]:
     """The model of a run folder with its newest weights, in evaluation mode, and its task."""
     folder = RunFolder(path)
     config = folder.config()
-    task = build_task(config["task"], **config["task_options"])
-    settings = ModelSettings(**{part.name: config[part.name] for part in fields(ModelSettings)})
-    model = settings.build(task, config["seed"])
-    model.load_state_dict(folder.checkpoint().model())
+    try:
+        task = build_task(config["task"], **config["task_options"])
+        settings = ModelSettings(**{part.name: config[part.name] for part in fields(ModelSettings)})
+        model = settings.build(task, config["seed"])
+        model.load_state_dict(folder.checkpoint().model())
+    except (KeyError, TypeError, RuntimeError) as error:
+        told = " ".join(str(error).split())[:500]
+        raise ValueError(f"run {folder.name} is damaged, its config and checkpoint make no model: {told}") from error
     return model.eval(), task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import sys
@@ -61,8 +62,10 @@ class Worker(Generic[C]):
     step: int = 0
 
     def give(self, cell: C) -> None:
+        """Also to a process that has just died: the end of its line tells that."""
         self.cell, self.step = cell, 0
-        self.line.send(cell)
+        with contextlib.suppress(OSError):
+            self.line.send(cell)
 
 
 class Grid(Generic[C]):
@@ -117,7 +120,7 @@ class Grid(Generic[C]):
         assert worker.cell is not None
         try:
             message: Message = worker.line.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # the latter if it was killed while it spoke
             worker.process.join()
             text = f"its process died with exit code {worker.process.exitcode}; the same command goes on with it"
             message = Message("died", text=text)
@@ -170,6 +173,9 @@ class Grid(Generic[C]):
 
 def _serve(line: Connection, train: Train[Any]) -> None:
     """A worker's life: cells from the line until it closes or a signal comes."""
+    # A batch system that is about to end a job tells all of its processes; the grid's own decides what that means.
+    if hasattr(signal, "SIGUSR2"):
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     torch.set_num_threads(1)  # models this small gain nothing from more, and one thread gives one order of summation
     with Signals() as signals:
         teller = _Teller(line, signals)
@@ -193,7 +199,7 @@ def _outcome(cell: Any, train: Train[Any], reporter: Reporter) -> Message:
 
 
 class _Teller:
-    """Speaks to the grid; when nobody listens any more, the run is asked to stop."""
+    """Speaks to the grid; when nobody listens any more, or the grid is dead, the run is asked to stop."""
 
     def __init__(self, line: Connection, signals: Signals) -> None:
         self.line, self.signals, self.heard = line, signals, True
@@ -209,5 +215,11 @@ class _Teller:
             begin=lambda step: self.tell(Message("begin", step=step)),
             progress=lambda step, loss: self.tell(Message("progress", step=step, loss=loss)),
             note=lambda text: self.tell(Message("note", text=text)),
-            stop=lambda: self.signals.received is not None or not self.heard,
+            stop=lambda: self.signals.received is not None or not self.heard or not _grid_lives(),
         )
+
+
+def _grid_lives() -> bool:
+    """Else a killed grid's worker would hold its cell until it next speaks, and a new grid would find it busy."""
+    parent = multiprocessing.parent_process()
+    return parent is None or parent.is_alive()

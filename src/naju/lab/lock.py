@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
 import threading
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from naju.training.files import write_json
+from naju.training.files import beside
 
 LOCK = "lock.json"
 HEARTBEAT_SECONDS = 15.0
 STALE_SECONDS = 300.0
+ATTEMPTS = 5
 
 
 class BusyError(Exception):
@@ -28,26 +31,65 @@ class LockLostError(Exception):
     """The lock was taken over, as happens to a process that slept longer than STALE_SECONDS."""
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A file that says who wants the lock, at the place that it got."""
+
+    place: Path
+    content: bytes
+
+    @property
+    def next_place(self) -> Path:
+        """That of the one claim that may follow this one; no two claims have the same."""
+        digest = hashlib.blake2b(self.place.name.encode() + self.content, digest_size=16).hexdigest()
+        return self.place.with_name(f"{LOCK}.after-{digest}")
+
+    @property
+    def owner(self) -> dict[str, Any] | None:
+        """None where no process is named: where files have no hard links, it may have died as it wrote this."""
+        try:
+            owner = json.loads(self.content)
+        except ValueError:
+            return None
+        named = isinstance(owner, dict) and isinstance(owner.get("host"), str) and isinstance(owner.get("pid"), int)
+        return owner if named and 0 < owner["pid"] < 2**31 else None
+
+    def is_dead(self) -> bool:
+        return self.owner is not None and _is_dead(self.owner)
+
+
 class RunLock:
     """Holds `folder/lock.json` while inside `with`, and touches it every few seconds.
 
-    The file is created with O_EXCL, so one process wins. It is taken over when its process is known to be dead (same
-    machine), or when its last touch is too long ago by the file system's own clock, which neither machine's clock can
-    disturb, and no touch follows while we watch, which a jump of that clock cannot imitate.
+    A claim is written aside and linked to its place: to `lock.json`, or, if a stale claim lies there, to the place
+    named after that one. A link is there whole or not at all, and of all who try one gets the place. So claims form a
+    chain, the last of which holds the lock: whoever is killed at whatever moment leaves a claim of a dead process at
+    its end, which the next one follows at once. The new holder puts its claim in the place of the whole chain.
+
+    A claim is stale when its process is known to be dead (same machine), or when its last touch is far from now by the
+    file system's own clock, which no machine's clock can disturb, and no touch follows while we watch, which a jump of
+    that clock cannot imitate.
     """
 
     def __init__(
         self, folder: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale_after: float = STALE_SECONDS
     ) -> None:
         self.path, self.heartbeat, self.stale_after = folder / LOCK, heartbeat, stale_after
-        self.owner = {"host": _host(), "pid": os.getpid(), "token": uuid.uuid4().hex}
+        owner = {"host": _host(), "pid": os.getpid(), "started": _state_and_start(os.getpid())[1]}
+        self.content = json.dumps({**owner, "token": uuid.uuid4().hex}).encode()
+        self._aside = beside(self.path)
         self._done = threading.Event()
         self._beating = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> RunLock:
-        if not self._create() and not self._take_over(_read(self.path)):
-            owner = holder(self.path.parent) or "another process"
-            raise BusyError(f"{self.path.parent.name} is being trained by {owner}")
+        try:
+            self._aside.write_bytes(self.content)
+            self._acquire()
+        except BaseException:
+            self._release()
+            raise
+        finally:
+            self._aside.unlink(missing_ok=True)
         self._beating.start()
         return self
 
@@ -55,81 +97,103 @@ class RunLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._done.set()
-        self._beating.join()
-        if self.is_held():
-            self.path.unlink(missing_ok=True)
+        try:
+            self._beating.join()
+        finally:
+            self._release()
 
     def is_held(self) -> bool:
-        return _read(self.path) == self.owner
+        return [claim.content for claim in _chain(self.path)[-1:]] == [self.content]
 
     def check(self) -> None:
         if not self.is_held():
             raise LockLostError(f"the lock of {self.path.parent.name} was taken over by {holder(self.path.parent)}")
 
     def _beat(self) -> None:
+        """A folder that cannot be reached for a moment is no reason to stop."""
         while not self._done.wait(self.heartbeat):
-            if self.is_held():
-                with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
+                if self.is_held():
                     os.utime(self.path)
 
-    def _create(self) -> bool:
-        try:
-            handle = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError:
+    def _acquire(self) -> None:
+        """One that was faster may be gone again already: then it is tried once more."""
+        for _ in range(ATTEMPTS):
+            if self._follow(_chain(self.path)):
+                return
+            owner = holder(self.path.parent)
+            if owner is not None:
+                break
+        raise BusyError(f"{self.path.parent.name} is being trained by {owner or 'another process'}")
+
+    def _follow(self, chain: list[Claim]) -> bool:
+        """Take the place after a chain, if its end is stale, and then that of all of it."""
+        if chain and not self._is_stale(chain[-1]):
             return False
-        with os.fdopen(handle, "w") as file:
-            json.dump(self.owner, file)
+        place = chain[-1].next_place if chain else self.path
+        if not self._put(place):
+            return False
+        if not self.is_held():  # another has put its claim in the place of that chain before we followed it
+            place.unlink(missing_ok=True)
+            return False
+        if place != self.path:
+            os.replace(place, self.path)
+            for claim in chain[1:]:
+                claim.place.unlink(missing_ok=True)
         return True
 
-    def _take_over(self, held: dict[str, Any] | None) -> bool:
-        """Put our lock in the place of the one that was read, if that is stale and still there. A second file lets one
-        process at a time do this; one left by a process that died right here is removed when it is old."""
-        if not self._is_stale(held):
-            return False
-        guard = self.path.with_name(f"{LOCK}.takeover")
+    def _put(self, place: Path) -> bool:
         try:
-            os.close(os.open(guard, os.O_CREAT | os.O_EXCL))
+            os.link(self._aside, place)
         except FileExistsError:
-            if seconds_since_touch(guard) > self.stale_after:
-                guard.unlink(missing_ok=True)
             return False
-        try:
-            if _read(self.path) != held:
-                return False
-            write_json(self.path, self.owner)
-            return True
-        finally:
-            guard.unlink(missing_ok=True)
+        except OSError:  # some file systems have no hard links: there a kill may leave a claim without a name
+            with contextlib.suppress(FileExistsError), place.open("xb") as file:
+                file.write(self.content)
+                return True
+            return False
+        return True
 
-    def _is_stale(self, held: dict[str, Any] | None) -> bool:
-        if held is not None and _is_dead(held):
+    def _release(self) -> None:
+        """With what was left by processes that were killed as they came too late to follow."""
+        if not self.is_held():
+            return
+        mine = Claim(self.path, self.content).next_place
+        for left in self.path.parent.glob(f"{LOCK}.after-*"):
+            if left != mine:
+                left.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+
+    def _is_stale(self, claim: Claim) -> bool:
+        if claim.is_dead():
             return True
-        if seconds_since_touch(self.path) <= self.stale_after:
+        self._aside.write_bytes(self.content)  # touches it, or writes it anew where the holder has cleared it away
+        now, before = _touched(self._aside), _touched(claim.place)
+        if now is None or before is None or abs(now - before) <= 1e9 * self.stale_after:
             return False
-        before = _touched(self.path)
         time.sleep(2 * self.heartbeat)
-        return _touched(self.path) == before
+        return _touched(claim.place) == before
 
 
 def holder(folder: Path) -> str | None:
     """Who holds a run's lock, in words; None if nobody does or its process is known to be dead."""
-    held = _read(folder / LOCK)
-    if held is None:
-        return "a process that has not said its name" if (folder / LOCK).exists() else None
-    if _is_dead(held):
+    chain = _chain(folder / LOCK)
+    if not chain or chain[-1].is_dead():
         return None
-    return f"process {held['pid']} on {held['host'].split('/')[0]}"
+    owner = chain[-1].owner
+    return (
+        f"process {owner['pid']} on {owner['host'].split('/')[0]}" if owner else "a process that has not said its name"
+    )
 
 
-def seconds_since_touch(path: Path) -> float:
-    """By the clock that stamps files in this folder: a file touched now is the reference. 0 if it is gone."""
-    probe = path.with_name(f".now.{uuid.uuid4().hex}")
-    probe.touch()
-    try:
-        now, then = _touched(probe), _touched(path)
-    finally:
-        probe.unlink()
-    return 0.0 if now is None or then is None else (now - then) / 1e9
+def _chain(place: Path) -> list[Claim]:
+    """The claims from `lock.json` to the one that holds the lock."""
+    claims: list[Claim] = []
+    with contextlib.suppress(FileNotFoundError):
+        while True:
+            claims.append(Claim(place, place.read_bytes()))
+            place = claims[-1].next_place
+    return claims
 
 
 def _touched(path: Path) -> int | None:
@@ -140,26 +204,27 @@ def _touched(path: Path) -> int | None:
         return None
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """None also where nothing is written yet: its process has created it this very moment, or died in it."""
-    try:
-        held = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    return held if isinstance(held, dict) and {"host", "pid"} <= set(held) else None
+def _is_dead(owner: dict[str, Any]) -> bool:
+    """Known to be: it ran here, under this boot and among these processes, and its number is free or another's."""
+    if owner["host"] != _host():
+        return False
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(owner["pid"], 0)
+        except ProcessLookupError:
+            return True
+    state, started = _state_and_start(owner["pid"])
+    return state in ("Z", "X") or (started is not None and owner.get("started", started) != started)
 
 
-def _is_dead(held: dict[str, Any]) -> bool:
-    """Known to be: it ran here, under this boot and among these processes, and its number is free."""
-    if held["host"] != _host():
-        return False
+def _state_and_start(pid: int) -> tuple[str | None, int | None]:
+    """A letter, Z for one that has ended and is not yet cleared away, and ticks from the boot to its start; None where
+    the system does not say it."""
     try:
-        os.kill(held["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+        state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None, None
+    return state, int(numbers[18])
 
 
 def _host() -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from naju.lab.diagnostics import aligned
 from naju.lab.reproduce import tables_of
@@ -46,11 +48,15 @@ class RemoveRuns:
 def list_runs(options: ListRuns) -> None:
     rows = [["run", "status", "accuracy by length"]]
     for run in RunStore(options.runs).runs():
-        result = run.result()
-        measured = {} if result is None else result.get("accuracy", {})
-        told = " ".join(f"{length}: {cell['all']:.3f}" for length, cell in measured.items())
-        rows.append([f"{run.path.parent.name}/{run.name}", run.status(), told])
+        rows.append([f"{run.path.parent.name}/{run.name}", run.status(), _told_accuracy(run.result() or {})])
     print(aligned(rows) if len(rows) > 1 else f"no runs in {options.runs}")
+
+
+def _told_accuracy(result: Mapping[str, Any]) -> str:
+    try:
+        return " ".join(f"{length}: {cell['all']:.3f}" for length, cell in result.get("accuracy", {}).items())
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return "its result is damaged"
 
 
 def show_run(options: ShowRun) -> None:
@@ -68,10 +74,15 @@ def _show_result(run: RunFolder) -> None:
         return
     facts = ("parameters", "state_size", "seconds", "train_accuracy", "best_validation", "final_validation", "when")
     print(aligned([["", ""], *([name, str(result.get(name))] for name in facts)]))
-    print(f"\n{tables_of(result)}")
+    try:
+        print(f"\n{tables_of(result)}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the result of run {run.name} is damaged: {type(error).__name__}, {error}") from error
 
 
 def remove_runs(options: RemoveRuns) -> None:
+    if not options.names:
+        raise ValueError("names must name at least one run, but name none")
     store = RunStore(options.runs)
     found = [store.find(name) for name in options.names]
     for run in found:

@@ -139,7 +139,8 @@ def _train_and_examine(run: MqarRun, folder: RunFolder, reporter: Reporter, lock
             accuracy = _examine(run, model, "test data", reporter.stop)
             found = {**learned(journal.rows, run.epoch_steps), "accuracy": accuracy}
         except FloatingPointError as error:  # too high a rate is an outcome of the sweep
-            execution, found = "stopped", {"diverged": str(error), "accuracy": {}}
+            # Without the checkpoint it may name: when those were saved differs from one attempt to another.
+            execution, found = "stopped", {"diverged": error.args[0], "accuracy": {}}
         result = {**_about(run, model, int(learner.steps_done)), **found}
         result |= {"seconds": journal.seconds, "machine": {**machine(), "execution": execution}}
         lock.check()

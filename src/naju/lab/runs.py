@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 import naju
-from naju.lab.lock import RunLock, holder
-from naju.training.checkpoint import NEWEST, Checkpoint, read_checkpoint
-from naju.training.files import write_json
+from naju.lab.lock import BusyError, RunLock, holder
+from naju.training.checkpoint import BEFORE, NEWEST, Checkpoint, read_checkpoint
+from naju.training.files import clear_away, write_json
 from naju.training.metrics import read_metrics
 
 CONFIG, RESULT = "config.json", "result.json"
@@ -38,9 +38,15 @@ class RunFolder:
         return self.path.name
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Create it, or make sure that it belongs to this very config."""
+        """Create it, or make sure that it belongs to this very config; for whoever holds its lock."""
         self.path.mkdir(parents=True, exist_ok=True)
+        clear_away(self.path)
         found = _read(self.path / CONFIG)
+        if found is None and (self.path / CONFIG).exists():
+            raise ValueError(
+                f"run {self.name} has an unreadable {CONFIG}, so that nobody knows what its checkpoints are of; remove "
+                "it with `naju runs rm` or use another runs folder"
+            )
         if found is None:
             write_json(self.path / CONFIG, dict(config))
         elif found != _as_json(config):
@@ -66,21 +72,27 @@ class RunFolder:
         return read_metrics(self.path)
 
     def checkpoint(self) -> Checkpoint:
-        return read_checkpoint(self.path / NEWEST)
+        """The newest; a run that was killed as it changed names has the one before only."""
+        newest = self.path / NEWEST
+        return read_checkpoint(newest if newest.exists() else self.path / BEFORE)
 
     def status(self) -> str:
         """In words."""
         if self.result() is not None:
             return "finished"
         rows = self.metrics()
-        where = f"step {rows[-1]['step']} of {self.config().get('steps', '?')}" if rows else "not yet at its first line"
+        steps = (_read(self.path / CONFIG) or {}).get("steps", "?")
+        where = f"step {rows[-1]['step']} of {steps}" if rows else "not yet at its first line"
         owner = holder(self.path)
         return f"interrupted, {where}" if owner is None else f"running as {owner}, {where}"
 
     def check_idle(self) -> None:
-        owner = holder(self.path)
-        if owner is not None:
-            raise ValueError(f"run {self.name} is being trained by {owner}; stop that first")
+        """By taking its lock for a moment, also from a process that died on another machine."""
+        try:
+            with RunLock(self.path):
+                pass
+        except BusyError as busy:
+            raise ValueError(f"run {busy}; stop that first") from busy
 
     def remove(self) -> None:
         self.check_idle()
@@ -175,6 +187,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     """None where the file is missing or unreadable as JSON: then it has to be written anew."""
     try:
         found = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

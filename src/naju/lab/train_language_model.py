@@ -36,18 +36,24 @@ class TrainCommand(LanguageRun):
 
 
 def run_train(command: TrainCommand) -> None:
-    """Exit codes: 0 trained to the end, 2 refused, 128 + n stopped by signal n with everything saved."""
-    from naju.lm.distributed import joined  # torch's distributed part takes a second to load: not for every command
+    """Exit codes: 0 trained to the end, 1 another process was lost, 2 refused, 128 + n stopped by signal n with
+    everything saved."""
+    # torch's distributed part takes a second to load: not for every command
+    from naju.lm.distributed import clear_about_lost_processes, joined
 
-    with Signals() as signals, joined(command.execution) as place:
+    with joined(command.execution) as place, Signals() as signals:  # a signal ends those who still wait for others
         try:
-            result = carry_out(command, RunFolder(command.out), place, _reporter(command, place, signals))
+            with clear_about_lost_processes(place):
+                result = carry_out(command, RunFolder(command.out), place, _reporter(command, place, signals))
         except BusyError as busy:
             raise ValueError(f"out cannot be used: {busy}") from busy
         except StoppedError as stop:
             if place.is_first:
                 print(stop, file=sys.stderr)
             sys.exit(143 if signals.received is None else 128 + signals.received)
+        except ConnectionError as lost:  # said while signals are held off: torchrun is about to send one
+            print(f"naju: {lost}", file=sys.stderr)
+            sys.exit(1)
     if place.is_first:
         print(_in_words(result, command.out))
 
@@ -71,7 +77,8 @@ def carry_out(run: LanguageRun, folder: RunFolder, place: Place, reporter: Repor
         result |= {"experiment": EXPERIMENT, "config": config, "processes": place.world, "parallel": place.kind}
         result |= {"machine": machine(), "versions": versions()}
         result["when"] = datetime.now(UTC).isoformat(timespec="seconds")
-        if place.is_first:
+        if lock is not None:
+            lock.check()
             folder.finish(result)
         return result
 

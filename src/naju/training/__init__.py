@@ -2,6 +2,7 @@
 
 from naju.training.config import Rhythm, TrainConfig
 from naju.training.evaluate import Accuracy, evaluate
+from naju.training.finite import NotFiniteError
 from naju.training.fixed_set import FixedSet
 from naju.training.journal import Journal
 from naju.training.learner import Learner
@@ -15,6 +16,7 @@ __all__ = [
     "FixedSet",
     "Journal",
     "Learner",
+    "NotFiniteError",
     "Part",
     "Reporter",
     "Rhythm",

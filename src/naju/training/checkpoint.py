@@ -45,30 +45,32 @@ class Checkpoints:
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Killed at any moment, this leaves a good file under one of the names."""
-        own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-        about = {"facts": json.dumps(facts), "checksum": _checksum(own)}
+        content = _in_file(tensors, facts)
         self.allow()
         newest = self.paths[0]
         fresh = newest.with_name(f"{newest.name}.fresh")
-        write_whole(fresh, save(own, about))
+        write_whole(fresh, content)
         for older, newer in itertools.pairwise(reversed(self.paths)):
             if newer.exists():
                 os.replace(newer, older)
         os.replace(fresh, newest)
 
     def load(self, report: Callable[[str], None]) -> Checkpoint | None:
-        """The newest good one; a damaged one is reported and passed over."""
+        """The newest good one; a damaged one is reported and put aside, lest it take a good one's place later."""
         for path in self.paths:
             if path.exists():
                 try:
                     return read_checkpoint(path)
                 except ValueError as error:
-                    report(str(error))
+                    aside = path.with_name(f"{path.name}.damaged")
+                    report(f"{error}; it is kept as {aside.name}")
+                    os.replace(path, aside)
         return None
 
     def keep_only(self, checkpoint: Checkpoint) -> None:
-        """Put a smaller one in place of all."""
-        self.save(checkpoint.tensors, checkpoint.facts)
+        """Put a smaller one in place of all; the newest is there all the time."""
+        self.allow()
+        write_whole(self.paths[0], _in_file(checkpoint.tensors, checkpoint.facts))
         for path in self.paths[1:]:
             path.unlink(missing_ok=True)
 
@@ -81,13 +83,20 @@ def read_checkpoint(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
     except SafetensorError as error:
         raise ValueError(f"checkpoint {path.name} is damaged: {error}") from error
-    if about.get("checksum") != _checksum(tensors):
+    facts = about.get("facts", "")
+    if about.get("checksum") != _checksum(tensors, facts):
         raise ValueError(f"checkpoint {path.name} is damaged: its checksum does not fit its content")
-    return Checkpoint(tensors, json.loads(about["facts"]))
+    return Checkpoint(tensors, json.loads(facts))
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def _in_file(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
+    own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    told = json.dumps(facts)
+    return save(own, {"facts": told, "checksum": _checksum(own, told)})
+
+
+def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
+    digest = hashlib.blake2b(facts.encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())

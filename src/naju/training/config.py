@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -30,8 +31,10 @@ class TrainConfig:
                 raise ValueError(f"{name} must be a positive integer, but is {getattr(self, name)}")
         if not 0 <= self.warmup_ratio <= 1:
             raise ValueError(f"warmup_ratio must lie in [0, 1], but is {self.warmup_ratio}")
-        if not self.lr > 0:
-            raise ValueError(f"lr must be positive, but is {self.lr}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be {'finite' if self.lr > 0 else 'positive'}, but is {self.lr}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be finite and not negative, but is {self.weight_decay}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive or None, but is {self.clip}")
         if self.sequences is not None and self.sequences < self.batch_size:

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Written beside, forced to the disk and renamed: a reader finds the old content or the new, whatever is killed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    new = beside(path)
     try:
-        with beside.open("wb") as file:
+        with new.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(new, path)
+    except OSError as error:  # a full disk does not name the file
+        raise OSError(error.errno, f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """A name for what will become `path`, that no other process has, on whatever machine or in whatever container."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
+
+
+def clear_away(folder: Path) -> None:
+    """What processes that were killed had begun to write, here and in folders below; nobody may be writing."""
+    for left in folder.rglob(".*.new"):
+        left.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from naju.training.checkpoint import Checkpoint, Checkpoints
 from naju.training.learner import Learner
-from naju.training.metrics import Metrics
+from naju.training.metrics import METRICS, Metrics, checksum, read_metrics
 
 
 class Journal:
@@ -28,7 +30,7 @@ class Journal:
         note: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.learner, self.checkpoints = learner, Checkpoints(folder, allow)
-        found = self.checkpoints.load(note)
+        found = _usable(self.checkpoints.load(note), folder, learner, note)
         if found is not None:
             learner.restore(found.tensors)
         facts: dict[str, Any] = {"step": 0, "seconds": 0.0} if found is None else found.facts
@@ -64,7 +66,7 @@ class Journal:
         """Nothing is saved after a loss that was not finite: the checkpoint before it stays."""
         self.learner.check_finite()
         self.metrics.sync()
-        self.checkpoints.save(self.learner.tensors(), {"step": step, "seconds": self.seconds})
+        self.checkpoints.save(self.learner.tensors(), self._facts(step))
         self._saved = time.perf_counter()
 
     def save_if_older(self, seconds: float, step: int) -> None:
@@ -74,4 +76,28 @@ class Journal:
     def keep_model_only(self, step: int) -> None:
         """A finished run needs its optimizer no more."""
         tensors = {name: tensor for name, tensor in self.learner.tensors().items() if name.startswith("model.")}
-        self.checkpoints.keep_only(Checkpoint(tensors, {"step": step, "seconds": self.seconds}))
+        self.checkpoints.keep_only(Checkpoint(tensors, self._facts(step)))
+
+    def _facts(self, step: int) -> dict[str, Any]:
+        return {"step": step, "seconds": self.seconds, "lines": checksum(self.rows)}
+
+
+def _usable(found: Checkpoint | None, folder: Path, learner: Learner, note: Callable[[str], None]) -> Checkpoint | None:
+    """None where a run has to begin again, lest it end with something else than it would have."""
+    if found is None:
+        return None
+    step = found.facts["step"]
+    if checksum(row for row in read_metrics(folder) if row["step"] <= step) != found.facts.get("lines"):
+        note(f"{METRICS} does not hold the lines that it had at the checkpoint of step {step}; the run begins again")
+        return None
+    has_optimizer = any(name.startswith("optimizer.") for name in found.tensors)
+    return found if has_optimizer else _of_finished_run(found, learner)
+
+
+def _of_finished_run(found: Checkpoint, learner: Learner) -> Checkpoint | None:
+    """Its result was lost: at the last step the model is all that it takes to examine it again. A run that ended
+    earlier would have needed its optimizer."""
+    if found.facts["step"] < learner.config.steps:
+        return None
+    unused = {**learner.tensors(), "loop.steps_done": torch.tensor([found.facts["step"]])}
+    return Checkpoint({**unused, **found.tensors}, found.facts)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from naju.training.config import TrainConfig
+from naju.training.finite import Watch
 from naju.training.optimizer import parameter_groups
 from naju.training.questions import right_answers
 from naju.training.schedule import cosine_with_warmup
@@ -25,7 +26,8 @@ class Window(NamedTuple):
 class Learner:
     """`learn` waits for nothing and branches on no value, so that it can also be recorded once as a CUDA graph and
     replayed: learning rates come from a table on the device at the place where `steps_done` points, and losses and
-    right answers add up there until `window` fetches them.
+    right answers add up there until `window` fetches them. From the first loss or gradient that is not finite on, steps
+    change no weight, and the next look is an error.
 
     `factor` gives the factor on the learning rate at step 0, 1, …; by default the config's warm-up and cosine.
     """
@@ -43,7 +45,8 @@ class Learner:
         self._create_moments()
         self.steps_done = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._loss, self._correct = (torch.zeros(1, dtype=torch.float64, device=self.device) for _ in range(2))
-        self._broken = torch.zeros_like(self.steps_done)  # the first step whose loss was not finite, 0 as long as none
+        learned = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._watch = Watch(learned, self.device)
 
     def _groups(self) -> list[dict[str, Any]]:
         return parameter_groups(self.model, lr=self.config.lr, weight_decay=self.config.weight_decay)
@@ -88,21 +91,21 @@ class Learner:
 
     def _end_step(self, loss: Tensor, correct: Tensor | float) -> None:
         """With all gradients there."""
-        if self.config.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        self.optimizer.step()
         self.steps_done += 1
+        norm = self._watch.look(self.steps_done, loss)
+        if self.config.clip is not None:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.clip, norm)
+        self.optimizer.found_inf = self._watch.found()  # type: ignore[attr-defined]
+        self.optimizer.step()
         self._loss += loss
         self._correct += correct
-        newly_broken = ~loss.isfinite() & (self._broken == 0)
-        self._broken.copy_(torch.where(newly_broken, self.steps_done, self._broken))
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 1, for parameters that are stored as they act."""
         return self.config.lr * self.factor(step - 1)
 
     def window(self) -> Window:
-        """Waits for the device, and begins a new window; a loss that was not finite is an error that names its step."""
+        """Waits for the device, and begins a new window; what was not finite is an error that names it and its step."""
         self.check_finite()
         window = Window(*torch.cat([self._loss, self._correct]).tolist())
         self._loss.zero_()
@@ -110,11 +113,7 @@ class Learner:
         return window
 
     def check_finite(self) -> None:
-        step = int(self._broken)
-        if step:
-            raise FloatingPointError(
-                f"the loss became infinite or NaN at step {step}; a lower lr or a tighter clip may help"
-            )
+        self._watch.check()
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a step changes, by name: to be saved, or copied into."""
@@ -125,7 +124,12 @@ class Learner:
             for parameter, state in self.optimizer.state.items()
             for kind, tensor in state.items()
         }
-        loop = {"steps_done": self.steps_done, "loss": self._loss, "correct": self._correct, "broken": self._broken}
+        loop = {
+            "steps_done": self.steps_done,
+            "loss": self._loss,
+            "correct": self._correct,
+            "broken": self._watch.first,
+        }
         return {**model, **moments, **{f"loop.{name}": tensor for name, tensor in loop.items()}}
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ from torch import nn
 from naju.tasks.base import Task
 from naju.training.config import Rhythm, TrainConfig
 from naju.training.cuda_graph import recorded
+from naju.training.finite import last_good, naming
 from naju.training.fixed_set import TrainingSet
 from naju.training.journal import Journal
 from naju.training.learner import Learner
@@ -40,15 +41,10 @@ def train(
     losses: list[float] = []
     for step in range(1, config.steps + 1):
         batch = task.sample(config.batch_size, config.length, data)
-        losses.append(_finite(learner.learn(batch.tokens, batch.targets).item(), step))
+        losses.append(learner.learn(batch.tokens, batch.targets).item())
+        learner.check_finite()
         on_step(Step(step, losses[-1], learner.rate(step)))
     return losses
-
-
-def _finite(loss: float, step: int) -> float:
-    if not math.isfinite(loss):
-        raise FloatingPointError(f"the loss became {loss} at step {step}; a lower lr or a tighter clip may help")
-    return loss
 
 
 class StoppedError(Exception):
@@ -80,10 +76,23 @@ def fit(
 ) -> str:
     """Train to the end of `learner.config`, from wherever the learner stands; returns in words how steps were executed.
 
-    A validation accuracy above `enough` ends it, too, and a loss that is not finite at the next log point. On the CPU
-    the outcome, metrics included, is the same bit for bit however often the run was stopped or killed and restored from
-    a checkpoint.
+    A validation accuracy above `enough` ends it, too. A loss or a gradient that is not finite is a NotFiniteError at
+    the next log point; weights and checkpoints stay as they were before it. On the CPU the outcome, metrics included,
+    is the same bit for bit however often the run was stopped or killed and restored from a checkpoint.
     """
+    with naming(lambda: last_good(journal.checkpoints)):
+        return _fit(learner, data, journal, rhythm, validate, reporter, enough)
+
+
+def _fit(
+    learner: Learner,
+    data: TrainingSet,
+    journal: Journal,
+    rhythm: Rhythm,
+    validate: Callable[[], float],
+    reporter: Reporter,
+    enough: float,
+) -> str:
     steps, done = learner.config.steps, int(learner.steps_done)
     reporter.begin(done)
     if done == steps or _is_enough(journal, enough):

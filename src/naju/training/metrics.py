@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +47,25 @@ class Metrics:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines that are there; a last one that was cut off by a kill does not count."""
+    """The lines that are there, up to one that is none: a last one that was cut off by a kill does not count."""
     try:
-        lines = (folder / METRICS).read_text().splitlines()
+        lines = (folder / METRICS).read_bytes().splitlines()
     except FileNotFoundError:
         return []
     rows = []
     for line in lines:
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            break
+        rows.append(row)
     return rows
+
+
+def checksum(rows: Iterable[dict[str, Any]]) -> str:
+    return hashlib.blake2b("".join(map(_line, rows)).encode(), digest_size=16).hexdigest()
 
 
 def _line(row: dict[str, Any]) -> str:
