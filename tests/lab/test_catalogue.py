@@ -23,10 +23,7 @@ def test_every_table_of_the_paper_is_there_with_its_command(tmp_path, capsys):
     for label, line in told.items():
         assert f"naju {COMMANDS[label]} " in line
         assert paper_tables()[label].title in line
-    known = {f"reproduce {experiment.command}" for experiment in EXPERIMENTS.values()} | {
-        "reproduce throughput",
-        "lm train",
-    }
+    known = {f"reproduce {experiment.command}" for experiment in EXPERIMENTS.values()} | {"reproduce throughput"}
     assert set(COMMANDS.values()) <= known
 
 
@@ -66,4 +63,15 @@ def test_measured_numbers_are_counted(tmp_path, capsys):
     rows = paper_tables()["tab:throughput"].rows
     numbers = sum(value is not None for line in rows for column, value in line.items() if column[0] == "L")
     assert f" 1 of {numbers} " in told["tab:throughput"]
-    assert set(SPEED) == {"tab:throughput", "tab:wt103_eff"}
+    assert set(SPEED) == {"tab:throughput"}
+
+
+def test_language_models_count_on_the_whole_of_wikitext(tmp_path, capsys):
+    copy = {"experiment": "language", "steps": 36_621, "seconds": 3600.0}
+    (tmp_path / "naju-d256-l1024-lr0.004-1200M-wikitext-103-s1.json").write_text(json.dumps(copy))
+    (tmp_path / "naju-d256-l1024-lr0.004-1200M-enwiki-long-s1.json").write_text(json.dumps(copy))
+    told = listed(capsys, "--runs", tmp_path / "runs", "--results", tmp_path)
+    for label, cells in (("tab:wt103", 45), ("tab:wt103_width", 36), ("tab:gate_rank", 9)):
+        assert f" 1 of {cells} " in told[label]
+        assert f"about {cells}.0 h" in told[label]
+    assert " 0 of 20 " in told["tab:wt103_lr"]

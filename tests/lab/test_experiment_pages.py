@@ -33,7 +33,8 @@ def row(page, table, label):
 
 def test_there_is_a_page_for_each_and_the_index_links_to_it(tmp_path):
     made = pages(tmp_path, result("naju", "T2", 1))
-    assert set(made) == {"index", "mqar", "lra", "throughput", *SWEEPS}
+    language = {"wikitext-context", "wikitext-width", "wikitext-efficiency", "gate-rank", "lr-pilot"}
+    assert set(made) == {"index", "mqar", "lra", "throughput", *SWEEPS, *language}
     for name in set(made) - {"index"}:
         assert f'<a href="{name}.html">' in made["index"]
         assert '<a href="index.html">' in made[name]

@@ -118,8 +118,8 @@ class MambaFactorial(Sweep):
 
 
 class GateRank(Sweep):
-    """Naju's gate projections in full, of rank 64 and of rank 32. The paper has them in language modelling only: there
-    `naju lm train` trains them, and `naju reproduce throughput` times them."""
+    """Naju's gate projections in full, of rank 64 and of rank 32, on T2 and T4. The paper has them as language models
+    only, which `naju reproduce gate-rank` trains."""
 
     settings = (Setting("naju", 128, 64), *(Setting("naju", 128, 64, {"gate_rank": rank}) for rank in (64, 32)))
 
@@ -129,7 +129,7 @@ SWEEPS: Mapping[str, type[Sweep]] = {
     "bias-i": BiasI,
     "readout": Readout,
     "mamba-factorial": MambaFactorial,
-    "gate-rank": GateRank,
+    "gate-rank-recall": GateRank,
 }
 
 

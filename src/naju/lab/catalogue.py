@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 from naju.bench.rows import RESULTS
 from naju.lab.diagnostics import aligned
+from naju.lab.options import GridOptions
 from naju.lab.paper import paper_tables
 from naju.lab.reproduce import EXPERIMENTS, Experiment, StoredCell
 from naju.lab.runs import Results, RunStore
 from naju.lab.throughput import speed_tables
+from naju.lab.wikitext import LanguageGrid
+from naju.lab.wikitext_run import WIKITEXT, Text
 
 # The command behind each of the paper's tables.
 COMMANDS = {
@@ -26,26 +29,27 @@ COMMANDS = {
     "tab:norm_state": "reproduce readout",
     "tab:mqar": "reproduce mqar",
     "tab:lra": "reproduce lra",
-    "tab:wt103": "lm train",
-    "tab:wt103_width": "lm train",
-    "tab:wt103_eff": "reproduce throughput",
+    "tab:wt103": "reproduce wikitext-context",
+    "tab:wt103_width": "reproduce wikitext-width",
+    "tab:wt103_eff": "reproduce wikitext-efficiency",
     "tab:gate_rank": "reproduce gate-rank",
     "tab:main": "reproduce diagnostics",
     "tab:extrap": "reproduce diagnostics",
     "tab:state": "reproduce diagnostics",
     "tab:sthard": "reproduce diagnostics",
     "tab:state_sizes": "reproduce diagnostics",
-    "tab:wt103_lr": "lm train",
+    "tab:wt103_lr": "reproduce lr-pilot",
 }
 # The only task of the tables that have one task.
 TASK = {"tab:main": "T1", "tab:extrap": "T2", "tab:state": "T3", "tab:sthard": "T4"}
 # Which of `speed_tables` belong to a table of the paper.
-SPEED = {"tab:throughput": slice(0, 2), "tab:wt103_eff": slice(2, 4)}
+SPEED = {"tab:throughput": slice(0, 2)}
 NOTES = """\
 Cost: the steps of all cells; time is these times the median seconds a step of the finished runs in these folders, one
 run after the other, and left out where there are none. Tables of one command share cells.
-tab:gate_rank: the cells are of T2 and T4; its perplexities come from `naju lm train`, its speeds from `throughput`.
-tab:throughput, tab:wt103_eff: filled are those of the paper's numbers that one of ours stands beside."""
+tab:wt103 and its kind, tab:gate_rank: the cells are those of the whole of WikiText-103; other texts and budgets are in
+the report.
+tab:throughput: filled are those of the paper's numbers that one of ours stands beside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +100,8 @@ def _standing(label: str, options: ListExperiments) -> tuple[str, str, str]:
     if found is None:
         return "–", "–", "–"
     kind, experiment = found
-    full, quick = (cost(experiment, _cells(kind, label, quick=quick), options) for quick in (False, True))
+    full = cost(experiment, _cells(kind, label, options), options)
+    quick = cost(experiment, _quick_cells(kind, label), options)
     return f"{full.finished} of {full.cells}", str(full), str(quick)
 
 
@@ -114,9 +119,19 @@ def _measured(label: str, options: ListExperiments) -> str:
     return f"{sum(pair.ours is not None for pair in printed)} of {len(printed)}"
 
 
-def _cells(kind: type[Any], label: str, *, quick: bool) -> list[StoredCell]:
+def _cells(kind: type[Any], label: str, options: ListExperiments) -> list[StoredCell]:
     """Those of the command that this table is about."""
-    cells: list[StoredCell] = list(kind(quick=quick).cells())
+    if issubclass(kind, LanguageGrid):
+        grid = GridOptions(runs=options.runs, results=options.results)
+        return list(kind(grid=grid).cells_on(Text(WIKITEXT, {})))
+    return _of_table(kind().cells(), label)
+
+
+def _quick_cells(kind: type[Any], label: str) -> list[StoredCell]:
+    return [] if issubclass(kind, LanguageGrid) else _of_table(kind(quick=True).cells(), label)
+
+
+def _of_table(cells: Sequence[StoredCell], label: str) -> list[StoredCell]:
     task = TASK.get(label)
     return [cell for cell in cells if task is None or cell.to_json()["task"] == task]
 

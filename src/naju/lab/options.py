@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
+from naju.lab.slurm import SlurmOptions
+
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,13 @@ class GridOptions:
     """Folder for copies of the small results; a cell that has one counts as finished."""
     plan: bool = False
     """Only print the cells in the order in which they will be filled, and where each stands."""
+    on: Literal["local", "slurm"] = "local"
+    """Fill it here, or submit an array job whose tasks fill it on a cluster; they share the run store."""
+    cluster: SlurmOptions = field(default_factory=SlurmOptions)
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"jobs must be a positive integer, but is {self.jobs}")
 
     def chosen_device(self) -> str:
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -42,6 +53,8 @@ def parse_seeds(parts: Sequence[str]) -> tuple[int, ...]:
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if found is None or int(found[2] or found[1]) < int(found[1]):
             raise ValueError(f"seeds must be numbers or ranges such as 1-5, but one is {part!r}")
+        if int(found[2] or found[1]) - int(found[1]) >= MOST_SEEDS:
+            raise ValueError(f"seeds must be at most {MOST_SEEDS:,} a range, but one is {part!r}")
         seeds |= dict.fromkeys(range(int(found[1]), int(found[2] or found[1]) + 1))
     if not seeds:
         raise ValueError("seeds must name at least one seed, but names none")

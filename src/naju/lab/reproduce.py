@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,6 +22,17 @@ from naju.lab.mqar_run import MqarRun, run_mqar
 from naju.lab.options import GridOptions, check_names, parse_seeds
 from naju.lab.runs import Results, RunStore
 from naju.lab.signals import Signals
+from naju.lab.slurm import LOGS, submit
+from naju.lab.wikitext import (
+    LanguageGateRank,
+    LanguageGrid,
+    LrPilot,
+    WikitextContext,
+    WikitextEfficiency,
+    WikitextWidth,
+)
+from naju.lab.wikitext_run import WikitextRun, describe_wikitext, run_wikitext
+from naju.lab.wikitext_tables import told_costs, told_perplexities, told_pilots
 from naju.mixers import MIXERS
 from naju.training import Reporter
 
@@ -122,6 +133,16 @@ def _train_lra(runs: Path, run: LraRun, reporter: Reporter) -> dict[str, Any]:
     return run_lra(run, RunStore(runs).folder(LRA, run.name), reporter)
 
 
+def _train_wikitext(runs: Path, run: WikitextRun, reporter: Reporter) -> dict[str, Any]:
+    return run_wikitext(run, RunStore(runs).folder(run.part, run.name), reporter)
+
+
+def _language(
+    command: str, options: type[LanguageGrid], tables: Callable[[Sequence[Mapping[str, Any]]], str]
+) -> Experiment:
+    return Experiment(command, options.part, _train_wikitext, tables, describe_wikitext, options.prepare)
+
+
 def describe_accuracy(result: Mapping[str, Any]) -> str:
     """A result in one line."""
     told = " ".join(f"{part}: {cell['all']:.3f}" for part, cell in result["accuracy"].items())
@@ -138,42 +159,95 @@ EXPERIMENTS: Mapping[type[Any], Experiment] = {
     },
     Mqar: Experiment("mqar", MQAR, _train_mqar, told_mqar, describe_accuracy),
     Lra: Experiment("lra", LRA, _train_lra, told_lra, describe_lra, Lra.prepare),
+    WikitextContext: _language("wikitext-context", WikitextContext, told_perplexities),
+    WikitextWidth: _language("wikitext-width", WikitextWidth, told_perplexities),
+    LanguageGateRank: _language("gate-rank", LanguageGateRank, told_perplexities),
+    LrPilot: _language("lr-pilot", LrPilot, told_pilots),
+    WikitextEfficiency: _language("wikitext-efficiency", WikitextEfficiency, told_costs),
 }
 
 
 def tables_of(result: Mapping[str, Any]) -> str:
     """One result as its experiment shows it."""
-    return next(one for one in EXPERIMENTS.values() if one.name == result["experiment"]).tables([result])
+    known = [one for one in EXPERIMENTS.values() if one.name == result["experiment"]]
+    if not known:
+        raise ValueError(f"no experiment is called {result['experiment']!r}")
+    return known[0].tables([result])
 
 
 def reproduce(options: GridCommand) -> int:
-    """Fill a grid and print its tables. The exit code is 0 if all cells are finished, 1 if some are not, 128 + n after
-    signal n."""
-    experiment, grid, cells = EXPERIMENTS[type(options)], options.grid, options.cells()
+    """Fill a grid, here or by a cluster, and print its tables. The exit code is 0 if all cells are finished or
+    submitted, 1 if some are not, 128 + n after signal n."""
+    experiment, grid = EXPERIMENTS[type(options)], options.grid
     results = Results(RunStore(grid.runs), experiment.name, grid.results)
+    if grid.on == "slurm" and not grid.plan:
+        return _submit(options, experiment, results)
+    cells = options.cells()
     if grid.plan:
         print(_plan(cells, results))
         return 0
     for cell in cells:
         results.collect(cell.name)
         _warn_of_another_config(cell, results.get(cell.name))
-    missing = [cell for cell in cells if results.get(cell.name) is None]
+    missing = _missing(cells, results)
     print(
         f"{len(cells)} cells, {len(cells) - len(missing)} of them finished; {len(missing)} to do on {cells[0].device}."
     )
 
     if missing:
         experiment.prepare(options)
+    outcomes, signals = _fill(options, experiment, results, missing)
+    found = [result for cell in options.cells() if (result := results.get(cell.name)) is not None]
+    print(f"\n{experiment.tables(found)}\n\n`naju report {grid.runs}` makes a page of what is finished.")
+    return _verdict(outcomes, signals)
+
+
+def _fill(
+    options: GridCommand, experiment: Experiment, results: Results, missing: Sequence[StoredCell]
+) -> tuple[list[Outcome], Signals]:
+    """Try every cell once, also those that are asked for when others have finished."""
+    grid, outcomes = options.grid, list[Outcome]()
 
     def finish(name: str, result: dict[str, Any]) -> str:
         results.collect(name)
         return experiment.describe(result)
 
     with Signals() as signals:
-        outcomes = Grid(partial(experiment.train, grid.runs), grid.chosen_jobs(), finish).fill(missing, signals)
-    found = [result for cell in cells if (result := results.get(cell.name)) is not None]
-    print(f"\n{experiment.tables(found)}\n\n`naju report {grid.runs}` makes a page of what is finished.")
-    return _verdict(outcomes, signals)
+        while missing and signals.received is None:
+            train = partial(experiment.train, grid.runs)
+            outcomes += Grid(train, grid.chosen_jobs(), finish).fill(missing, signals)
+            missing = _missing(options.cells(), results, tried=outcomes)
+    return outcomes, signals
+
+
+def _missing(cells: Sequence[StoredCell], results: Results, tried: Sequence[Outcome] = ()) -> list[StoredCell]:
+    """Without a result, and not among those tried."""
+    names = {outcome.name for outcome in tried}
+    return [cell for cell in cells if cell.name not in names and results.get(cell.name) is None]
+
+
+def _submit(options: GridCommand, experiment: Experiment, results: Results) -> int:
+    """The cells are made here once, so that what is wrong with the options is said at once and not in a log; this
+    machine need not have the device."""
+    grid = options.grid
+    here = replace(options, grid=replace(grid, device="cpu"))  # type: ignore[type-var]
+    cells = here.cells()
+    missing = _missing(cells, results)
+    print(f"{len(cells)} cells, {len(cells) - len(missing)} of them finished.")
+    if not missing:
+        return 0
+    experiment.prepare(here)
+    gpu = grid.device != "cpu"
+    filled = replace(
+        grid, on="local", device="cuda" if gpu else "cpu", jobs=grid.jobs or (1 if gpu else grid.cluster.cpus)
+    )
+    work = partial(reproduce, replace(options, grid=filled))  # type: ignore[type-var]
+    jobs = submit(work, experiment.command, grid.cluster, grid.runs, cells=len(missing), gpu=gpu)
+    print(
+        f"job {jobs[0].job_id.split('_')[0]}: {len(jobs)} tasks will fill {len(missing)} cells; logs are in "
+        f"{grid.runs / LOGS}, and the same command with --plan says where the cells stand"
+    )
+    return 0
 
 
 def _warn_of_another_config(cell: StoredCell, result: Mapping[str, Any] | None) -> None:

@@ -100,6 +100,8 @@ class Contender(NamedTuple):
 
 
 Numbers = dict[Contender, dict[int, float]]  # by length
+MEASURED = ("median_s", "tokens_per_s", "peak_bytes")
+LARGEST = 1e15  # of any time, speed or size that a file may claim
 
 
 def run_throughput(options: Throughput) -> None:
@@ -109,7 +111,7 @@ def run_throughput(options: Throughput) -> None:
     elif not options.show:
         _measure(options.rows)
     if not options.quick:
-        print("\n\n".join(map(_told, speed_tables(options.rows))))
+        print("\n\n".join(map(told_speed, speed_tables(options.rows))))
 
 
 def _measure(folder: Path) -> None:
@@ -128,15 +130,23 @@ def _measure_quickly(folder: Path) -> None:
 def speed_tables(folder: Path) -> list[SpeedTable]:
     """Forward time and memory, training throughput and memory; the newest row of each kind on a GPU counts."""
     forward, training = (_rows(folder / f"{name}.jsonl") for name in ("forward", "training"))
-    forward = [row for row in forward if (row["batch"], row["n_layers"]) == (8, 4)]
-    training = [row for row in training if (row["n_layers"], row["d_model"], row["vocab_size"]) == (6, 256, 50257)]
-    forward_paper, training_paper = paper_tables()["tab:throughput"].rows, _training_rows()
+    forward = [row for row in forward if (row.get("batch"), row["n_layers"]) == (8, 4)]
+    training = [row for row in training if (row["n_layers"], row["d_model"], row.get("vocab_size")) == (6, 256, 50257)]
+    forward_paper = paper_tables()["tab:throughput"].rows
     by_part = {part: [row for row in forward_paper if row["part"] == part] for part in ("a", "b")}
     return [
         _table("Forward pass, ms", forward, "median_s", 1e3, _by_length(by_part["a"])),
         _table("Forward pass, peak MB", forward, "peak_bytes", 1e-6, _by_length(by_part["b"])),
-        _table("Training, thousand tokens/s", training, "tokens_per_s", 1e-3, training_paper("train_ktokens_per_s")),
-        _table("Training, peak MB", training, "peak_bytes", 1e-6, training_paper("peak_mem_mb")),
+        *training_tables(training),
+    ]
+
+
+def training_tables(rows: Sequence[Mapping[str, Any]]) -> list[SpeedTable]:
+    """Throughput and memory of training from rows with `model`, `mode`, `d_model`, `length` and what was measured."""
+    paper = _training_rows()
+    return [
+        _table("Training, thousand tokens/s", rows, "tokens_per_s", 1e-3, paper("train_ktokens_per_s")),
+        _table("Training, peak MB", rows, "peak_bytes", 1e-6, paper("peak_mem_mb")),
     ]
 
 
@@ -144,14 +154,30 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     """Measured ones of a GPU, oldest first."""
     if not path.exists():
         return []
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [_row(line, f"line {number} of {path}") for number, line in enumerate(path.read_bytes().splitlines(), 1)]
     return [row for row in rows if row["machine"]["accelerator"] and "reason" not in row]
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    """A damaged line is a ValueError that names it."""
+    try:
+        row: dict[str, Any] = json.loads(line)
+        known = isinstance(row["machine"]["accelerator"], str | None)
+        known &= all(isinstance(row[name], str) for name in ("model", "mode"))
+        known &= all(type(row[name]) is int for name in ("n_layers", "d_model", "length"))
+        measured = [row.get(name) for name in MEASURED]
+        known &= all(one is None or (isinstance(one, int | float) and 0 < one < LARGEST) for one in measured)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{where} is no row of `naju bench`: {type(error).__name__}, {error}") from error
+    if not known:
+        raise ValueError(f"{where} is no row of `naju bench`: a value has another type or size than expected")
+    return row
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]], key: str, scale: float, paper: Numbers) -> SpeedTable:
     ours: Numbers = {}
     for row in rows:
-        if row[key] is not None:
+        if row.get(key) is not None:
             contender = Contender(row["model"], row["d_model"], row["mode"])
             ours.setdefault(contender, {})[row["length"]] = row[key] * scale
     contenders = list(dict.fromkeys([*ours, *paper]))
@@ -211,7 +237,8 @@ def _name(row: Mapping[str, Any]) -> str:
     return NAMES.get(f"{model} {detail}", NAMES.get(model, model))
 
 
-def _told(table: SpeedTable) -> str:
+def told_speed(table: SpeedTable) -> str:
+    """As text."""
     lines = [[table.title, *map(str, table.lengths)]]
     lines += [[row.label, *map(_told_pair, row.cells)] for row in table.rows]
     where = f"ours on {', '.join(table.machines)}" if table.machines else "nothing of ours measured yet"

@@ -15,6 +15,7 @@ from naju.lab.pages import render, write_page
 from naju.lab.paper import diagnostics
 from naju.lab.report import charts, gaps, tables
 from naju.lab.report.experiments import Page, experiment_pages
+from naju.lab.report.language_models import language_pages
 from naju.lab.report.results import BOARDS, GROWING, Model, Reading, group_models, read_results
 
 
@@ -26,7 +27,7 @@ def write_report(runs: Path, output: Path, benchmarks: Path = RESULTS) -> Path:
     """
     reading = read_results(runs)
     path = output / "index.html"
-    pages = experiment_pages(reading, benchmarks)
+    pages = [*experiment_pages(reading, benchmarks), *language_pages(reading)]
     for page in pages:
         write_page(output / page.file, render("experiment.html", page=page))
     write_page(path, build_page(reading, pages))

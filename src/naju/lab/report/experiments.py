@@ -23,14 +23,14 @@ from naju.lab.report.results import Reading, Result, group_models
 from naju.lab.throughput import RIVAL, Pair, SpeedTable, speed_tables
 from naju.tasks.lra import LRA as LRA_TASKS
 
-# The table of the paper that each page is about.
+# The table of the paper that each page is about, or a title where it has none.
 TITLES = {
     "mqar": "tab:mqar",
     "bias-f": "tab:bf_sweep",
     "bias-i": "tab:bi_sweep",
     "readout": "tab:norm_state",
     "mamba-factorial": "tab:mamba_factorial",
-    "gate-rank": "tab:gate_rank",
+    "gate-rank-recall": "Low-rank gate projections in Naju on T2 and T4",
     "lra": "tab:lra",
     "throughput": "tab:throughput",
 }
@@ -89,7 +89,7 @@ def _sweep_page(command: str, sweep: type[Sweep], reading: Reading) -> Page:
     cells = 2 * PAPER_SEEDS * len(sweep.settings)
     notes = (*_sweep_notes(own, cells), INTERVAL)
     standing = f"{len(own)} of {cells} runs"
-    return Page(command, _told(command), _doc(sweep), standing, tuple(map(_sweep_table, tables)), notes)
+    return Page(command, page_title(command), doc_of(sweep), standing, tuple(map(_sweep_table, tables)), notes)
 
 
 def _sweep_notes(own: Sequence[Result], cells: int) -> list[str]:
@@ -128,7 +128,7 @@ def _mqar_page(reading: Reading) -> Page:
         INTERVAL,
     ]
     standing = f"{finished} of {cells} runs at the paper's budget, {len(results)} in all"
-    return Page("mqar", _told("mqar"), _doc(Mqar), standing, tuple(map(_recall_table, tables)), tuple(notes))
+    return Page("mqar", page_title("mqar"), doc_of(Mqar), standing, tuple(map(_recall_table, tables)), tuple(notes))
 
 
 def _rate_notes(table: RecallTable) -> list[str]:
@@ -156,7 +156,7 @@ def _lra_page(reading: Reading) -> Page:
     about = "Test accuracy of six bidirectional layers; published rows are the literature's, with other recipes."
     table = Table("Test accuracy", (*LRA_TASKS, "average"), tuple(rows))
     notes = ("A label in brackets names what departs from the paper's recipe.", INTERVAL)
-    return Page("lra", _told("lra"), about, f"{len(reading.of(LRA))} runs", (table,), notes)
+    return Page("lra", page_title("lra"), about, f"{len(reading.of(LRA))} runs", (table,), notes)
 
 
 def _lra_cell(cell: LraCell) -> Cell:
@@ -181,10 +181,10 @@ def _throughput_page(benchmarks: Path) -> Page:
         "The paper does not name Mamba's N in its forward table; its numbers fit N = 16 and stand beside ours with 16.",
     )
     standing = f"{sum(pair.ours is not None for pair in pairs)} of the paper's {len(pairs)} numbers"
-    return Page("throughput", _told("throughput"), about, standing, tuple(map(_speed_table, tables)), notes)
+    return Page("throughput", page_title("throughput"), about, standing, tuple(map(speed_table_of, tables)), notes)
 
 
-def _speed_table(table: SpeedTable) -> Table:
+def speed_table_of(table: SpeedTable) -> Table:
     rows = tuple(Row(row.label, tuple(map(_speed_cell, row.cells))) for row in table.rows)
     return Table(table.title, tuple(map(str, table.lengths)), rows)
 
@@ -221,10 +221,10 @@ def _mean(number: Comparison) -> str:
     return f"{number.ours.mean:.3f}{std}"
 
 
-def _told(command: str) -> str:
-    """A page's title: that of the paper's table."""
-    return paper_tables()[TITLES[command]].title
+def page_title(command: str) -> str:
+    named = TITLES[command]
+    return paper_tables()[named].title if named in paper_tables() else named
 
 
-def _doc(options: type) -> str:
+def doc_of(options: type) -> str:
     return " ".join((inspect.getdoc(options) or "").split())

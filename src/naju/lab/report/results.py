@@ -155,7 +155,7 @@ def _result_files(folder: Path) -> list[Path]:
 def _read_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"it is not JSON ({error})") from error
 
 
@@ -170,7 +170,7 @@ def _checked(found: Any) -> Written:
         raise ValueError(f"no experiment is called {_experiment(found)!r}")
     try:
         tables_of(found)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"its experiment cannot show it ({type(error).__name__}: {error})") from error
     return found
 
@@ -202,7 +202,7 @@ def parse_result(read: Written) -> Result:
         )
     except KeyError as error:
         raise ValueError(f"{error.args[0]!r} is missing") from error
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"a value has another type than expected ({error})") from error
 
 

@@ -1,0 +1,248 @@
+"""Perplexities, pilots and costs of language models beside the paper's, one table for each text and budget.
+
+Perplexities on another text than WikiText-103, or of another budget, do not compare with the paper's: what does is the
+ratio to Naju's in the same column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from naju.lab.comparison import Comparison
+from naju.lab.diagnostics import Spread, aligned
+from naju.lab.paper import MeanStd, mean_std
+from naju.lab.throughput import SpeedTable, told_speed, training_tables
+from naju.lab.wikitext import FULL
+from naju.lab.wikitext_models import CONTENDERS, PAPER, PILOTS, Shape, paper_pilot
+from naju.lab.wikitext_rates import RATES, by_rate
+from naju.lab.wikitext_run import WIKITEXT, millions
+
+Result = Mapping[str, Any]
+PAPER_SEEDS = 3
+RIVAL = "naju"
+
+
+class Perplexities(NamedTuple):
+    """One model over its seeds. `ratio` is its mean validation over Naju's of the same shape, here and in the paper."""
+
+    shape: Shape
+    rates: tuple[float, ...]
+    validation: Comparison
+    test: Comparison
+    ratio: float | None
+    paper_ratio: float | None
+    parameters: int | None
+    tokens_per_second: float | None
+    peak_gib: float | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.shape.contender} d{self.shape.d_model} L{self.shape.length}"
+
+
+class PerplexityTable(NamedTuple):
+    """Runs on one text with one budget; `is_papers` says whether both are the paper's."""
+
+    text: str
+    tokens: int
+    runs: int
+    rows: tuple[Perplexities, ...]
+
+    @property
+    def is_papers(self) -> bool:
+        return (self.text, self.tokens) == (WIKITEXT, FULL.tokens)
+
+    @property
+    def title(self) -> str:
+        return f"{self.text}, {millions(self.tokens)} tokens"
+
+
+def perplexity_tables(results: Iterable[Result], shapes: Sequence[Shape] = ()) -> list[PerplexityTable]:
+    """The paper's text and budget first. Rows are those of the results; with `shapes`, also these and a table of the
+    paper's text, whether or not they have any."""
+    groups = _by_text_and_budget(results)
+    if shapes:
+        groups.setdefault((WIKITEXT, FULL.tokens), [])
+    tables = [
+        PerplexityTable(text, tokens, len(found), tuple(_rows(found, shapes)))
+        for (text, tokens), found in groups.items()
+    ]
+    return sorted(tables, key=lambda table: (table.runs == 0, not table.is_papers, table.title))
+
+
+def _by_text_and_budget(results: Iterable[Result]) -> dict[tuple[str, int], list[Result]]:
+    groups: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result["task"], result["config"]["tokens"]), []).append(result)
+    return groups
+
+
+def shape_of(result: Result) -> Shape:
+    return Shape(result["mixer"], result["config"]["d_model"], result["config"]["length"])
+
+
+def _rows(results: Sequence[Result], shapes: Sequence[Shape]) -> list[Perplexities]:
+    groups: dict[Shape, list[Result]] = {shape: [] for shape in shapes}
+    for result in results:
+        groups.setdefault(shape_of(result), []).append(result)
+    return [_row(shape, found, groups) for shape, found in sorted(groups.items(), key=lambda group: _place(group[0]))]
+
+
+def _place(shape: Shape) -> tuple[int, int, int]:
+    return shape.d_model, shape.length, list(CONTENDERS).index(shape.contender)
+
+
+def _row(shape: Shape, found: Sequence[Result], groups: Mapping[Shape, Sequence[Result]]) -> Perplexities:
+    rival = shape._replace(contender=RIVAL)
+    validation, test = (_comparison(found, shape, name) for name in ("validation", "test"))
+    beside = _comparison(groups.get(rival, ()), rival, "validation")
+    newest = max(found, key=lambda result: str(result.get("when", "")), default={})
+    return Perplexities(
+        shape,
+        tuple(sorted({result["config"]["lr"] for result in found})),
+        validation,
+        test,
+        _over(validation.ours, beside.ours),
+        _over(validation.paper, beside.paper),
+        newest.get("parameters"),
+        newest.get("tokens_per_second"),
+        newest.get("peak_memory_gib"),
+    )
+
+
+def _comparison(found: Sequence[Result], shape: Shape, split: str) -> Comparison:
+    """Over the seeds that have a number: a run may diverge, and a text may have no test split."""
+    values = [result[f"{split}_perplexity"] for result in found]
+    paper = mean_std(PAPER.get(shape, {}).get(f"{'val' if split == 'validation' else 'test'}_ppl"))
+    return Comparison(tuple(value for value in values if value is not None), paper, PAPER_SEEDS)
+
+
+def _over(one: Spread | MeanStd | None, other: Spread | MeanStd | None) -> float | None:
+    return None if one is None or other is None else one.mean / other.mean
+
+
+def told_perplexities(results: Sequence[Result]) -> str:
+    """As text."""
+    return "\n\n".join(map(_told, perplexity_tables(results))) or "no results yet"
+
+
+def _told(table: PerplexityTable) -> str:
+    own = ["seeds", "lr", "validation", "test", "over naju"]
+    lines = [["", *own, *(f"paper's {name}" for name in own[2:]), "parameters", "tokens/s", "peak GiB"]]
+    for row in table.rows:
+        cost = (told(row.parameters, ","), told(row.tokens_per_second, ",.0f"), told(row.peak_gib, ".2f"))
+        numbers = [told_number(row.validation), told_number(row.test), told(row.ratio, ".3f")]
+        paper = [row.validation.told_paper(), row.test.told_paper(), told(row.paper_ratio, ".3f")]
+        lines.append([row.label, str(len(row.validation.values)), told_rates(row.rates), *numbers, *paper, *cost])
+    return f"{table.title}; the paper's: {WIKITEXT}, {millions(FULL.tokens)} tokens\n{aligned(lines)}"
+
+
+def told_number(number: Comparison) -> str:
+    """A perplexity over seeds."""
+    if number.ours is None:
+        return "-"
+    std = "" if number.ours.std is None else f"±{number.ours.std:.2f}"
+    return f"{number.ours.mean:.2f}{std}"
+
+
+def told(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def told_rates(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates) or "-"
+
+
+class PilotRow(NamedTuple):
+    """Validation perplexity by rate, infinite where a run diverged; `best` is None before anything has finished."""
+
+    contender: str
+    ours: Mapping[float, float]
+    paper: Mapping[float, float]
+    best: float | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the best is the highest rate, so that a higher one may be better."""
+        return self.best is not None and self.best == max(self.ours)
+
+
+class PilotTable(NamedTuple):
+    text: str
+    tokens: int
+    rates: tuple[float, ...]
+    rows: tuple[PilotRow, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.text}, pilots of {millions(self.tokens)} tokens"
+
+
+def pilot_tables(results: Iterable[Result]) -> list[PilotTable]:
+    """Every contender that has a pilot here or in the paper, in every table; without results, the paper's alone."""
+    groups = _by_text_and_budget(results) or {(WIKITEXT, FULL.pilot_tokens): []}
+    return [_pilot_table(text, tokens, found) for (text, tokens), found in groups.items()]
+
+
+def _pilot_table(text: str, tokens: int, results: Sequence[Result]) -> PilotTable:
+    names = [name for name in CONTENDERS if name in PILOTS or any(result["mixer"] == name for result in results)]
+    rows = [_pilot_row(name, [result for result in results if result["mixer"] == name]) for name in names]
+    rates = sorted({rate for row in rows for rate in (*row.ours, *row.paper)})
+    return PilotTable(text, tokens, tuple(rates), tuple(rows))
+
+
+def _pilot_row(contender: str, results: Sequence[Result]) -> PilotRow:
+    ours = by_rate(results)
+    ladder = sorted({*RATES, *(thousandth / 1000 for thousandth in range(5, 9)), *ours})
+    paper = {rate: number for rate in ladder if (number := paper_pilot(contender, rate)) is not None}
+    return PilotRow(contender, ours, paper, min(ours, key=lambda rate: ours[rate], default=None))
+
+
+def told_pilots(results: Sequence[Result]) -> str:
+    """As text: validation perplexity at each rate, the best with a star, and the paper's after a bar."""
+    return "\n\n".join(map(_told_pilots, pilot_tables(results))) if results else "no results yet"
+
+
+def _told_pilots(table: PilotTable) -> str:
+    lines = [["", *(f"{rate:g}" for rate in table.rates)]]
+    lines += [[row.contender, *(told_pilot(row, rate) for rate in table.rates)] for row in table.rows]
+    return f"{table.title}; the paper's: {WIKITEXT}, {millions(FULL.pilot_tokens)}\n{aligned(lines)}"
+
+
+def told_pilot(row: PilotRow, rate: float) -> str:
+    ours = _told_loss(row.ours.get(rate)) + ("*" if rate == row.best else "")
+    return f"{ours} | {row.paper[rate]:.2f}" if rate in row.paper else ours
+
+
+def _told_loss(loss: float | None) -> str:
+    if loss is None:
+        return "-"
+    return "diverged" if math.isinf(loss) else f"{loss:.2f}"
+
+
+def cost_tables(results: Iterable[Result]) -> list[SpeedTable]:
+    """Throughput and memory of the timed runs, as `naju reproduce throughput` shows its own."""
+    return training_tables([_speed_row(result) for result in results if "diverged" not in result])
+
+
+def _speed_row(result: Result) -> dict[str, Any]:
+    """A result as a row of `naju bench training`."""
+    name = "transformer-flash" if result["mixer"] == "transformer" else result["mixer"]
+    peak = result["peak_memory_gib"]
+    return {
+        "model": name,
+        "d_model": result["config"]["d_model"],
+        "mode": "compiled" if result["config"].get("compile") else "eager",
+        "length": result["config"]["length"],
+        "tokens_per_s": result["tokens_per_second"],
+        "peak_bytes": None if peak is None else peak * 2**30,
+        "machine": {"accelerator": result["machine"]["accelerator"] or result["machine"]["processor"]},
+    }
+
+
+def told_costs(results: Sequence[Result]) -> str:
+    """As text."""
+    texts = ", ".join(sorted({result["task"] for result in results}))
+    return "\n\n".join([*map(told_speed, cost_tables(results)), f"on {texts}"]) if results else "no results yet"
