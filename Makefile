@@ -7,7 +7,7 @@ RUN_STAMP := $(VENV)/.ready-to-run
 DEV_STAMP := $(VENV)/.ready-to-develop
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench audit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -30,6 +30,9 @@ format: $(DEV_STAMP)  ## rewrite the sources in the project's style
 bench: $(DEV_STAMP)  ## measure the scan and the model against their peers; rows go to benchmarks/results
 	$(BIN)/naju bench scan
 	$(BIN)/naju bench model
+
+audit: $(DEV_STAMP)  ## licences and known vulnerabilities of the dependencies (the latter need the network)
+	$(BIN)/python tests/security/audit.py
 
 clean:  ## remove the virtual environment and every cache in this folder
 	rm -rf $(VENV) build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,17 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
+import torch
 import tyro
 
 import naju
+from naju.bench.compare import check_sizes
 from naju.bench.decode import DecodeBench, run_decode_bench
 from naju.bench.errors import ErrorsBench, run_errors_bench
 from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.model import ModelBench, run_model_bench
 from naju.bench.rows import RESULTS as BENCHMARKS
 from naju.bench.scan import ScanBench, run_scan_bench
+from naju.bench.soak import SoakBench, run_soak_bench
+from naju.bench.stress import StressBench, run_stress_bench
 from naju.bench.training import TrainingBench, run_training_bench
 from naju.doctor import run_doctor
 from naju.lab.ablations import BiasF, BiasI, GateRank, MambaFactorial, Readout
@@ -31,10 +35,12 @@ from naju.lab.reproduce import reproduce as run_experiment
 from naju.lab.show_task import ListTasks, ShowTask, list_tasks, show_task
 from naju.lab.throughput import Throughput, run_throughput
 from naju.lab.train_language_model import TrainCommand, run_train
+from naju.lab.wikitext import LanguageGateRank, LrPilot, WikitextContext, WikitextEfficiency, WikitextWidth
 from naju.lm.evaluate import EvaluateConfig, run_evaluate
 from naju.lm.export import ExportConfig, run_export
 from naju.lm.generate import GenerateConfig, run_generate
 from naju.lm.prepare import PrepareConfig, run_prepare
+from naju.models.device import usable_device
 
 
 def demo(config: tyro.conf.OmitArgPrefixes[DemoConfig]) -> None:
@@ -55,6 +61,8 @@ Benches = (
     | Annotated[ForwardBench, tyro.conf.subcommand("forward", prefix_name=False)]
     | Annotated[TrainingBench, tyro.conf.subcommand("training", prefix_name=False)]
     | Annotated[DecodeBench, tyro.conf.subcommand("decode", prefix_name=False)]
+    | Annotated[StressBench, tyro.conf.subcommand("stress", prefix_name=False)]
+    | Annotated[SoakBench, tyro.conf.subcommand("soak", prefix_name=False)]
 )
 
 
@@ -67,7 +75,11 @@ def bench(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Ben
         ForwardBench: run_forward_bench,
         TrainingBench: run_training_bench,
         DecodeBench: run_decode_bench,
+        StressBench: run_stress_bench,
+        SoakBench: run_soak_bench,
     }
+    check_sizes(config)
+    usable_device(getattr(config, "device", "auto"))
     runners[type(config)](config)
 
 
@@ -109,7 +121,12 @@ Experiments = (
     | Annotated[BiasI, tyro.conf.subcommand("bias-i", prefix_name=False)]
     | Annotated[Readout, tyro.conf.subcommand("readout", prefix_name=False)]
     | Annotated[MambaFactorial, tyro.conf.subcommand("mamba-factorial", prefix_name=False)]
-    | Annotated[GateRank, tyro.conf.subcommand("gate-rank", prefix_name=False)]
+    | Annotated[GateRank, tyro.conf.subcommand("gate-rank-recall", prefix_name=False)]
+    | Annotated[WikitextContext, tyro.conf.subcommand("wikitext-context", prefix_name=False)]
+    | Annotated[WikitextWidth, tyro.conf.subcommand("wikitext-width", prefix_name=False)]
+    | Annotated[WikitextEfficiency, tyro.conf.subcommand("wikitext-efficiency", prefix_name=False)]
+    | Annotated[LanguageGateRank, tyro.conf.subcommand("gate-rank", prefix_name=False)]
+    | Annotated[LrPilot, tyro.conf.subcommand("lr-pilot", prefix_name=False)]
     | Annotated[Throughput, tyro.conf.subcommand("throughput", prefix_name=False)]
     | Annotated[ListExperiments, tyro.conf.subcommand("ls", prefix_name=False)]
 )
@@ -184,12 +201,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tyro.extras.subcommand_cli_from_dict(
             commands, prog="naju", description=naju.__doc__, args=list(arguments) or ["--help"]
         )
-    except (ValueError, TypeError, OSError, FloatingPointError, ImportError) as error:
-        print(f"naju: {error}", file=sys.stderr)
-        sys.exit(2)
+    except (ValueError, TypeError, OSError, FloatingPointError, OverflowError, ImportError) as error:
+        _refuse(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not _wants_too_much_memory(error):
+            raise
+        _refuse(f"not enough memory for these sizes: {error}")
     except KeyboardInterrupt:
         print("naju: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    """One line: torch adds where in its sources it noticed."""
+    print(f"naju: {sentence.partition(chr(10))[0]}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _wants_too_much_memory(error: Exception) -> bool:
+    told = ("can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in told)
 
 
 if __name__ == "__main__":

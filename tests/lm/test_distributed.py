@@ -111,6 +111,15 @@ def test_a_damaged_shard_is_reported_and_the_checkpoint_before_used(data, tmp_pa
     assert result is not None
 
 
+@pytest.mark.parametrize(("first", "then", "told"), [("ddp", "fsdp", "without"), ("fsdp", "ddp", "with")])
+def test_a_run_of_the_other_kind_does_not_begin_again(data, tmp_path, first, then, told):
+    go(run(data, execution={"parallel": first}), tmp_path, stop_after=3)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=f"holds checkpoints of a run {told} parallel 'fsdp'"):
+        go(run(data, execution={"parallel": then}), tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
 def refusals(data, folder):
     found = []
     for changes in ({"length": 16, "tokens_per_update": 48}, {"length": 15, "tokens_per_update": 60}):

@@ -16,7 +16,12 @@ from naju.scan.triton_chunked import TRITON_CHUNKED, launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # triton looks at this once, when it is imported
-IN_ANY_PROCESS = ("test_under_the_interpreter", "test_every_kernel_compiles", "test_importing_the_backend")
+IN_ANY_PROCESS = (
+    "test_under_the_interpreter",
+    "test_every_kernel_compiles",
+    "test_importing_the_backend",
+    "test_wrong_boundaries",
+)
 
 # the interpreter computes both branches of a `where`, and says so when the one not taken overflows
 pytestmark = [
@@ -218,6 +223,19 @@ def test_refusals_name_their_reason(monkeypatch):
 def test_importing_the_backend_needs_no_triton():
     code = "import sys; sys.modules['triton'] = None; import naju.scan.triton_chunked as backend; print(backend)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("wrong", [[0, -5, 90, 10, 60], [70, 60, 50, 0, -1], [0, 2**40, 3, 60, 60], [5, 5, 5, 5, 5]])
+def test_wrong_boundaries_stay_inside(wrong):
+    """On a GPU nobody waits to look at them, so every piece must lie within the tensors whatever they are."""
+    pieces = launch.cut(torch.empty(1, 60, 4), 4, torch.tensor(wrong), launch.Tile(channels=16), 16)
+    tables = pieces.tables
+    boundaries = tables["boundaries"]
+    assert boundaries.min() >= 0
+    assert boundaries.max() <= 60
+    assert (boundaries.diff() >= 0).all()
+    assert tables["firsts"][-1] <= pieces.n_segments
+    assert tables["first_chunks"][-1] <= pieces.n_chunks
 
 
 def kernels_of(d_state, dtype):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
+from naju.models.sampling import check_seed
 from naju.tasks import IGNORE, TASKS, Task, build_task
 
 WORDS_A_LINE = 12
@@ -26,6 +27,9 @@ class ShowTask:
     """The same seed gives the same example."""
     options: Mapping[str, int] = field(default_factory=dict)
     """Options of the task with their values, such as `n_events 8 growing_from 64`."""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,8 @@ def layout_of(u: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tenso
         return PackedLayout(cu_seqlens, length)
     if attention_mask is None:
         return Layout(batch)
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(f"attention_mask must be a tensor, but is a {type(attention_mask).__name__}")
     if tuple(attention_mask.shape) != (batch, length):
         raise ValueError(f"attention_mask must have shape {(batch, length)}, but has {tuple(attention_mask.shape)}")
     return PaddedLayout(attention_mask)

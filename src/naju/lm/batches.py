@@ -114,7 +114,13 @@ def read_batch(split: TokenSplit, starts: Offsets, length: int, *, reset: bool) 
     """The windows at `starts`, with nothing to predict beyond the text; `reset` adds where documents begin in them."""
     places = starts[:, None] + np.arange(length + 1)
     there = places < len(split.tokens)
-    read = split.tokens[np.minimum(places, len(split.tokens) - 1)].astype(np.int32)
+    stored = split.tokens[np.minimum(places, len(split.tokens) - 1)]
+    if stored.max() >= split.vocab_size:  # here, on the CPU: on a GPU it would take a wait to say which
+        raise ValueError(
+            f"tokens must be below the vocabulary's size of {split.vocab_size:,}, but one is {int(stored.max()):,}: "
+            "the token files are damaged"
+        )
+    read = stored.astype(np.int32)
     targets = np.where(there, read, IGNORED)[:, 1:]
     packing = pack(split.documents, starts, length) if reset else None
     return Batch(torch.from_numpy(read[:, :-1].copy()), torch.from_numpy(targets.copy()), packing)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from naju.models import ModelConfig
+from naju.models.device import usable_device
 from naju.training import TrainConfig
 
 # What the paper's language models differ in from the mixers' own defaults.
@@ -67,7 +68,9 @@ class Protocol:
     """read the text in order and carry the state from update to update, without its gradient"""
 
     def __post_init__(self) -> None:
-        if self.tokens_per_update < 1 or self.tokens_per_update % max(1, self.length) != 0:
+        if self.length < 1:
+            raise ValueError(f"length must be a positive integer, but is {self.length}")
+        if self.tokens_per_update < 1 or self.tokens_per_update % self.length != 0:
             raise ValueError(
                 f"tokens_per_update must be a positive multiple of the length {self.length}, "
                 f"but is {self.tokens_per_update}"
@@ -139,9 +142,8 @@ class Execution:
             )
 
     def chosen_device(self, local_rank: int) -> torch.device:
-        if self.device != "auto":
-            return torch.device(self.device)
-        return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+        device = usable_device(self.device)
+        return torch.device("cuda", local_rank) if self.device == "auto" and device.type == "cuda" else device
 
     def uses_bf16(self, device: torch.device) -> bool:
         return self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")

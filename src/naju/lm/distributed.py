@@ -162,13 +162,27 @@ def joined(execution: Execution) -> Iterator[Place]:
     """This process's place while inside; a process group that is there already is used and left alone."""
     device = execution.chosen_device(int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     begun = not dist.is_initialized() and _begin_group(execution, device)
     try:
         yield _place(execution, device)
     finally:
         if begun:
             dist.destroy_process_group()
+
+
+@contextmanager
+def clear_about_lost_processes(place: Place) -> Iterator[None]:
+    """Where one process of several dies, the next message of the others fails: inside, that is a ConnectionError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if place.world == 1 or not (isinstance(error, dist.DistError) or "gloo/" in str(error)):
+            raise
+        raise ConnectionError(
+            f"process {place.rank} of {place.world} cannot reach another one, which may have died "
+            f"({str(error).splitlines()[0]}); the same command goes on from the last checkpoint"
+        ) from error
 
 
 def _begin_group(execution: Execution, device: torch.device) -> bool:

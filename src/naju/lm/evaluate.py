@@ -24,9 +24,11 @@ from naju.lm.folder import load_model
 from naju.lm.loss import CHUNK_LOGITS, IGNORED
 from naju.lm.token_files import TokenSplit, open_split
 from naju.models import LanguageModel, ModelState
+from naju.models.device import usable_device
 from naju.training.files import write_json
 
 PIECE = 1024
+LARGEST_LOSS = 700.0  # whose exponential is still a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,22 +93,20 @@ class Evaluation:
 
 
 def run_evaluate(config: EvaluateConfig) -> None:
-    model = load_model(config.model, chosen_device(config.device)).eval()
+    model = load_model(config.model, usable_device(config.device)).eval()
     split = open_split(config.data, config.split)
     reset = config.documents == "reset"
     result = evaluate(model, split, length=config.length or None, reset=reset, batch=config.batch, bf16=config.bf16)
+    if not result.loss < LARGEST_LOSS:
+        raise FloatingPointError(f"the loss is {result.loss}, which has no finite perplexity: the weights are damaged")
     print(f"{'tokens read':>15}  {'loss':>7}  {'perplexity':>10}")
     for start, stop in result.doubling():
         loss = result.between(start, stop)
         before = f"{stop:,}" if stop == start + 1 else f"{start + 1:,}-{stop:,}"
-        print(f"{before:>15}  {loss:7.4f}  {math.exp(loss):10.3f}")
+        print(f"{before:>15}  {loss:7.4f}  {math.exp(min(loss, LARGEST_LOSS)):10.3f}")
     print(f"{config.split}: perplexity {result.perplexity:.3f}, loss {result.loss:.4f} over {result.tokens:,} tokens")
     if config.out is not None:
         write_json(config.out, _written(config, result))
-
-
-def chosen_device(name: str) -> torch.device:
-    return torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _written(config: EvaluateConfig, result: Evaluation) -> dict[str, Any]:

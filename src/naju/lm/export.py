@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from safetensors import SafetensorError
+
 from naju.lm.folder import CONFIG, is_huggingface, load_model, save_model
 from naju.lm.tokenizer import TOKENIZER, Tokenizer, load_tokenizer
 from naju.models import LanguageModel
@@ -53,7 +55,11 @@ def read_model(folder: Path) -> LanguageModel:
     """The model of a plain folder or of one from Hugging Face."""
     if not is_huggingface(folder / CONFIG):
         return load_model(folder)
-    return _wrapper().from_pretrained(folder).to_plain()
+    try:
+        return _wrapper().from_pretrained(folder, use_safetensors=True, local_files_only=True).to_plain()
+    except (SafetensorError, RuntimeError) as error:
+        told = " ".join(str(error).split())[:500]
+        raise ValueError(f"{folder} does not hold a whole model: {told}") from error
 
 
 def save_huggingface(model: LanguageModel, tokenizer: Tokenizer | None, folder: Path) -> None:

@@ -41,13 +41,16 @@ def load_model(folder: str | os.PathLike[str], device: str | torch.device = "cpu
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} holds no language model: it has no {name}")
-    config = _read_config(folder / CONFIG)
-    with torch.device("meta"):  # every value comes from the file
-        model = LanguageModel(config)
+    config, weights = _read_config(folder / CONFIG), _read_weights(folder / WEIGHTS)
+    if config.n_layers > len(weights):  # before a model of any size that a file may claim is built
+        raise ValueError(f"{folder / WEIGHTS} has {len(weights)} tensors, too few for {config.n_layers} layers")
     try:
-        model.load_state_dict(_read_weights(folder / WEIGHTS), assign=True)
-    except RuntimeError as error:
-        raise ValueError(f"{folder / WEIGHTS} does not fit its {CONFIG}: {error}") from error
+        with torch.device("meta"):  # every value comes from the file
+            model = LanguageModel(config)
+        model.load_state_dict(weights, assign=True)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        told = " ".join(str(error).split())[:500]
+        raise ValueError(f"{folder / WEIGHTS} does not fit its {CONFIG}: {told}") from error
     return model.to(device)
 
 
@@ -74,14 +77,14 @@ def _read_config(path: Path) -> ModelConfig:
         raise ValueError(f"{path} is of a Hugging Face model; `naju lm export --to plain` makes a plain folder of it")
     try:
         return ModelConfig(**_read_json(path))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path} does not hold the fields of a ModelConfig: {error}") from error
 
 
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a readable JSON file: {error}") from error
 
 

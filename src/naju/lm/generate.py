@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from naju.lm.evaluate import chosen_device
 from naju.lm.folder import load_model
 from naju.lm.tokenizer import TOKENIZER, TextStream, Tokenizer, load_tokenizer
 from naju.mixers.state import State
 from naju.models import LanguageModel, ModelState
-from naju.models.sampling import check_sampling, next_token
+from naju.models.device import usable_device
+from naju.models.sampling import check_sampling, check_seed, next_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.top_p)
+        check_seed(self.seed)
 
     def on(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """A function from logits (b, vocabulary) to tokens (b,), whose draws go on from call to call."""
@@ -88,7 +89,7 @@ class Writer:
         self._model, self._tokenizer, self._text = model, tokenizer, TextStream(tokenizer)
         self._state, self._unread = model.init_state(1), []
         if pause is not None:
-            _check_layers(pause.model, self._state)
+            _check_pause(pause, self._state, tokenizer.vocabulary.size)
             self._state, self._unread, self._text.held = pause.model, pause.last.tolist(), pause.held[0].tolist()
 
     def read(self, prompt: str) -> str:
@@ -104,6 +105,8 @@ class Writer:
         for _ in range(count):
             with torch.no_grad():
                 logits, state = self._model.step(last, self._state)
+            if not logits.isfinite().all():
+                raise FloatingPointError("the model's logits are not finite: its weights or the state are damaged")
             last = draw(logits[:, : self._tokenizer.vocabulary.size])
             self._state, self._unread = state, last.tolist()
             if self._unread == [end]:
@@ -134,14 +137,22 @@ class Writer:
         return torch.tensor(tokens, dtype=torch.long, device=self._device)
 
 
-def _check_layers(saved: ModelState, own: ModelState) -> None:
-    kinds, expected = ([type(layer).__name__ for layer in state.layers] for state in (saved, own))
+def _check_pause(saved: Pause, own: ModelState, vocab_size: int) -> None:
+    kinds, expected = ([type(layer).__name__ for layer in state.layers] for state in (saved.model, own))
     if kinds != expected:
         raise ValueError(f"state must have the model's layers, {', '.join(expected)}, but has {', '.join(kinds)}")
+    if saved.batch != 1:
+        raise ValueError(f"state must be of one text, but is of {saved.batch}")
+    for name, tokens, axes in (("last", saved.last, 1), ("held", saved.held, 2)):
+        known = (
+            tokens.dtype == torch.long and tokens.dim() == axes and bool(((tokens >= 0) & (tokens < vocab_size)).all())
+        )
+        if not known:
+            raise ValueError(f"state must have the tokenizer's tokens as its {name}, but has {tokens.tolist()}")
 
 
 def run_generate(config: GenerateConfig) -> None:
-    device = chosen_device(config.device)
+    device = usable_device(config.device)
     model = load_model(config.model, device).eval()
     pause = None if config.state is None else Pause.load(config.state, device)
     writer = Writer(model, _tokenizer(config), pause)

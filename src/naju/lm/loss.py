@@ -40,6 +40,8 @@ def chunked_cross_entropy(
     """
     if features.shape[:-1] != targets.shape:
         raise ValueError(f"targets must have shape {tuple(features.shape[:-1])}, but have {tuple(targets.shape)}")
+    if targets.device.type == "cpu" and not torch.compiler.is_compiling():  # a GPU's own lookup refuses a stranger
+        _check_range(targets, len(weight))
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be a positive integer or None, but is {chunk}")
     kind = features.device.type
@@ -50,6 +52,12 @@ def chunked_cross_entropy(
     with without_autocast(features.device):
         total: Tensor = _SummedLoss.apply(flat, weight, targets, size, one_chunk, torch.is_grad_enabled())
         return total / ((targets != IGNORED).sum() if divisor is None else divisor)
+
+
+def _check_range(targets: Tensor, classes: int) -> None:
+    strangers = targets[(targets != IGNORED) & ((targets < 0) | (targets >= classes))]
+    if strangers.numel() > 0:
+        raise ValueError(f"targets must lie in [0, {classes}) or be {IGNORED}, but one is {int(strangers[0])}")
 
 
 class _SummedLoss(torch.autograd.Function):
@@ -81,7 +89,7 @@ class _SummedLoss(torch.autograd.Function):
 def _chunk_loss(logits: Tensor, targets: Tensor, like: Tensor, learns: bool) -> tuple[Tensor, Tensor | None]:
     """The summed loss of one chunk, in the precision of `like`, and its gradient in that of the logits (t, v)."""
     real = targets != IGNORED
-    place = targets.clamp_min(0).unsqueeze(-1)
+    place = torch.where(real, targets, 0).unsqueeze(-1)
     precise = logits.to(like.dtype)
     log_sum = precise.logsumexp(-1, keepdim=True)
     losses = (log_sum - precise.gather(-1, place)).squeeze(-1)

@@ -20,6 +20,7 @@ from naju.lm.shards import EncodedShard, encode_sources
 from naju.lm.sources import Layout, Source, find_sources
 from naju.lm.token_files import MANIFEST, OFFSET, Part, Vocabulary, open_split, read_manifest, write_token_files
 from naju.lm.tokenizer import Tokenizer, load_tokenizer
+from naju.training.files import clear_away
 
 SHARDS = ".shards"
 
@@ -78,15 +79,9 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
         splits = _splits(encoded, tokenizer.vocabulary, config.validation_share)
         about = {"source": request, "tokenizer": tokenizer.save(config.out)}
         manifest = write_token_files(config.out, splits, tokenizer.vocabulary, about)
-    _clear_away(config.out)
+    shutil.rmtree(shards, ignore_errors=True)
+    clear_away(config.out)
     return manifest
-
-
-def _clear_away(folder: Path) -> None:
-    """The shards, and what a process that was killed had begun to write."""
-    shutil.rmtree(folder / SHARDS, ignore_errors=True)
-    for beside in folder.glob(".*.new"):
-        beside.unlink(missing_ok=True)
 
 
 def _request(config: PrepareConfig, sources: Iterable[Source]) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from torch import Tensor
 from naju.lm.distributed import full_weights
 from naju.lm.folder import save_model
 from naju.lm.learner import LanguageLearner
+from naju.lm.sharded_checkpoint import FOLDER as SHARDED
 from naju.lm.sharded_checkpoint import ShardedCheckpoints
 from naju.lm.tokenizer import TOKENIZER
 from naju.models import LanguageModel
-from naju.training.checkpoint import Checkpoint, Checkpoints
+from naju.training.checkpoint import NEWEST, Checkpoint, Checkpoints
 from naju.training.files import write_whole
 from naju.training.metrics import Metrics
 
@@ -72,9 +73,16 @@ class Record:
         found = self.checkpoints.load(note) if sharded or self.place.is_first else None
         facts: dict[str, Any] | None = self.place.agree(None if found is None else found.facts)
         if facts is None:
+            self._refuse_the_other_kind(sharded=sharded)
             return {"step": 0, "seconds": 0.0}
         self.learner.restore(found.tensors if sharded and found is not None else self._spread(found))
         return facts
+
+    def _refuse_the_other_kind(self, *, sharded: bool) -> None:
+        """Else a run would begin again in a folder that holds its checkpoints."""
+        if (self.folder / (NEWEST if sharded else SHARDED)).exists():
+            kind = "without" if sharded else "with"
+            raise ValueError(f"{self.folder} holds checkpoints of a run {kind} parallel 'fsdp': go on like that")
 
     def _spread(self, found: Checkpoint | None) -> dict[str, Tensor]:
         """What the first process has read, on all of them."""

@@ -134,7 +134,7 @@ def jsonl(lines: Iterable[str], path: Path, field: str) -> Iterator[str]:
 def _text_of(line: str, where: str, field: str) -> str:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from error
     text = value.get(field) if isinstance(value, dict) else None
     if not isinstance(text, str):

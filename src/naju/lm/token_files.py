@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from naju.training.files import sync_folder, write_json
+from naju.training.files import beside, sync_folder, write_json
 
 FORMAT = "naju-tokens-1"
 MANIFEST = "manifest.json"
@@ -78,12 +78,21 @@ def open_split(folder: Path, split: str, *, verify: bool = False) -> TokenSplit:
     tokens, documents = file_names(split)
     for name in (tokens, documents):
         check_file(folder / name, manifest["files"][name], verify=verify)
-    return TokenSplit(
-        np.memmap(folder / tokens, np.dtype(manifest["dtype"]), mode="r"),
+    counts, vocabulary = manifest["splits"][split], Vocabulary(manifest["vocab_size"], manifest["end_of_text"])
+    expected = {tokens: counts["tokens"] * vocabulary.dtype.itemsize, documents: 8 * (counts["documents"] + 1)}
+    for name, size in expected.items():
+        if size != manifest["files"][name]["bytes"] or min(counts.values()) < 1:
+            raise ValueError(f"{folder / MANIFEST} is damaged: its counts and the size of {name} do not agree")
+    opened = TokenSplit(
+        np.memmap(folder / tokens, vocabulary.dtype, mode="r"),
         np.fromfile(folder / documents, OFFSET),
-        manifest["vocab_size"],
-        manifest["end_of_text"],
+        vocabulary.size,
+        vocabulary.end_of_text,
     )
+    offsets = opened.documents
+    if offsets[-1] != len(opened.tokens) or (offsets[1:] < offsets[:-1]).any():
+        raise ValueError(f"{folder / documents} is damaged: its offsets do not rise to the number of tokens")
+    return opened
 
 
 def file_names(split: str) -> tuple[str, str]:
@@ -98,12 +107,46 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder} has no {MANIFEST}: no token files are there, or `naju lm prepare` did not finish them"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:
         raise ValueError(f"{path} is of format {found!r}, but {FORMAT!r} was expected")
+    try:
+        _check_manifest(manifest)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged, it does not describe token files: {type(error).__name__}, {error}"
+        ) from error
     return dict(manifest)
+
+
+def _check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Whoever wrote it, it has all that is read of it, and names files of its own folder only."""
+    vocabulary = Vocabulary(_whole(manifest["vocab_size"]), _whole(manifest["end_of_text"]))
+    if manifest["dtype"] != vocabulary.dtype.str:
+        raise ValueError(f"dtype must be {vocabulary.dtype.str!r}, but is {manifest['dtype']!r}")
+    for split, counts in manifest["splits"].items():
+        if not split or set(split) & {"/", "\\", "\0"}:
+            raise ValueError(f"a split must have a plain name, but one is called {split!r}")
+        for count in ("tokens", "documents"):
+            _whole(counts[count])
+        for name in file_names(split):
+            _check_facts(manifest["files"][name])
+    if "tokenizer" in manifest:
+        _check_facts(manifest["tokenizer"])
+        str.encode(manifest["tokenizer"]["name"])
+
+
+def _check_facts(facts: Mapping[str, Any]) -> None:
+    _whole(facts["bytes"])
+    str.encode(facts["sha256"])
+
+
+def _whole(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise TypeError(f"{number!r} is no count")
+    return number
 
 
 def check_file(path: Path, expected: Mapping[str, Any], *, verify: bool) -> None:
@@ -181,15 +224,15 @@ class _Hashed:
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[_Hashed]:
     """Like `write_whole`, for content that does not fit in memory: the name appears when all of it is on the disk."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    new = beside(path)
     try:
-        with beside.open("wb") as file:
+        with new.open("wb") as file:
             yield _Hashed(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(new, path)
     finally:
-        beside.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 

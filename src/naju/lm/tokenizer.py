@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +44,21 @@ class Tokenizer:
         return _rebuilt, (self.to_json(), self.name, self.vocabulary.end_of_text)
 
     def encode(self, text: str) -> list[int]:
-        return list(self._engine.encode(text, add_special_tokens=False).ids)
+        with self._refusing():
+            return list(self._engine.encode(text, add_special_tokens=False).ids)
 
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
         """Many at once, and faster."""
-        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        with self._refusing():
+            encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, self.vocabulary.dtype) for encoding in encodings]
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"tokenizer {self.name!r} cannot encode the text: {error}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._engine.decode(list(ids), skip_special_tokens=False))

@@ -22,6 +22,8 @@ from naju.lm.token_files import TokenSplit, open_split, read_manifest
 from naju.lm.tokenizer import TOKENIZER
 from naju.models import LanguageModel
 from naju.training import Reporter, Rhythm, StoppedError, seeded_initialisation
+from naju.training.checkpoint import Checkpoints
+from naju.training.finite import NotFiniteError, last_good, naming
 from naju.training.loop import SILENT
 
 TRAINING, VALIDATION, TEST = "train", "validation", "test"
@@ -46,7 +48,8 @@ def train_language_model(
     folder.mkdir(parents=True, exist_ok=True)
     keep, tokenizer = run.execution.keep, run.data / TOKENIZER
     with Record(folder, learner, tokenizer=tokenizer, keep=keep, allow=allow, note=reporter.note) as record:
-        speed = Training(run, learner, record, reader, splits).run(reporter)
+        with naming(lambda: _last_good(record)):
+            speed = Training(run, learner, record, reader, splits).run(reporter)
         _load_best(learner, folder)
         test = reader.loss(learner, splits[TEST]) if TEST in splits else None
         return {**_measured(record, test), **speed.measured(), "parameters": _parameters(learner.model)}
@@ -170,7 +173,7 @@ class Training:
             "tokens": step * per_update,
             "loss": loss,
             "lr": self.learner.rate(step),
-            "validation_loss": self.reader.loss(self.learner, self.validation) if validates else None,
+            "validation_loss": self._validation_loss(step) if validates else None,
         }
         self.record.log(row)
         self.record.save_if_older(-1 if validates else self.rhythm.save_seconds, step)
@@ -178,6 +181,22 @@ class Training:
             self.record.save_best()
         self._since = time.perf_counter()
         return loss
+
+    def _validation_loss(self, step: int) -> float:
+        """It may be infinite where no training loss was, and could not be the best of any."""
+        loss = self.reader.loss(self.learner, self.validation)
+        if not math.isfinite(loss):
+            raise NotFiniteError(f"the validation loss became {loss} at step {step}; a lower lr may help")
+        return loss
+
+
+def _last_good(record: Record) -> str:
+    """The newest of the checkpoints, which are whole as soon as they have a name, on every process."""
+    kept = record.checkpoints
+    if isinstance(kept, Checkpoints):
+        return str(record.place.agree(last_good(kept) if record.place.is_first else None))
+    newest = max(kept.folder.glob("step-*"), default=None)
+    return "there is no checkpoint yet" if newest is None else f"the last good checkpoint is {newest}"
 
 
 def _load_best(learner: LanguageLearner, folder: Path) -> None:

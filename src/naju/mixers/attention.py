@@ -33,9 +33,11 @@ class AttentionMixer(Mixer):
     With `rotary=False` it sees an unordered past, unless its input says where it stands.
     """
 
+    state_kind = AttentionState
+
     def __init__(self, d_model: int, *, n_heads: int = 4, rotary: bool = True) -> None:
         super().__init__()
-        if d_model % (2 * n_heads) != 0:
+        if n_heads < 1 or d_model % (2 * n_heads) != 0:
             raise ValueError(f"d_model must be a multiple of 2 * n_heads = {2 * n_heads}, but is {d_model}")
         self.d_model, self.n_heads, self.rotary = d_model, n_heads, rotary
         self.project_in = nn.Linear(d_model, 3 * d_model, bias=False)
@@ -50,7 +52,7 @@ class AttentionMixer(Mixer):
     ) -> tuple[Tensor, AttentionState]:
         self.check_input(u, 3)
         layout = layout_of(u, attention_mask, cu_seqlens)
-        state = self.state_for(state, layout.rows)
+        state = self.fitting_past(state, layout.rows)
         if isinstance(layout, PackedLayout):
             return self._one_by_one(u, state, layout)
         real = torch.ones(u.shape[:2], dtype=torch.bool, device=u.device)
@@ -93,6 +95,14 @@ class AttentionMixer(Mixer):
         empty = weight.new_zeros(batch, self.n_heads, 0, self.d_model // self.n_heads)
         real = torch.zeros(batch, 0, dtype=torch.bool, device=weight.device)
         return AttentionState(empty, empty.clone(), real, torch.zeros(batch, dtype=torch.int64, device=weight.device))
+
+    def fitting_past(self, state: AttentionState | None, rows: int) -> AttentionState:
+        """Tensors of one past, however long it is."""
+        state = self.state_for(state, rows)
+        past = state.keys.shape[-2] if state.keys.dim() == 4 else 0
+        cache = (self.n_heads, past, self.d_model // self.n_heads)
+        fitting: AttentionState = self.fitting(state, rows, keys=cache, values=cache, real=(past,), seen=())
+        return fitting
 
     @property
     def state_size(self) -> None:

@@ -18,6 +18,7 @@ class Mixer(nn.Module, ABC):
 
     d_model: int
     norms_itself = False  # whether it wants the residual stream as it is, without the norm of its block
+    state_kind: type[State] = State  # what `init_state` makes
 
     @abstractmethod
     def forward(
@@ -40,15 +41,31 @@ class Mixer(nn.Module, ABC):
 
     def check_input(self, u: Tensor, axes: int) -> None:
         expected = "(batch, length, d_model)" if axes == 3 else "(batch, d_model)"
+        if not isinstance(u, Tensor):
+            raise TypeError(f"u must be a tensor, but is a {type(u).__name__}")
         if u.dim() != axes or u.shape[-1] != self.d_model:
             raise ValueError(f"u must have shape {expected} with d_model {self.d_model}, but has {tuple(u.shape)}")
 
     def state_for(self, state: Any, rows: int) -> Any:
-        """The given state after checking that it has a row for each sequence, or the one before the first token."""
+        """The given state after checking its kind and that it has a row for each sequence, or the one before the first
+        token."""
         if state is None:
             return self.init_state(rows)
+        if not isinstance(state, self.state_kind):
+            raise TypeError(f"state must be a {self.state_kind.__name__}, but is a {type(state).__name__}")
         if state.batch != rows:
             raise ValueError(f"state holds {state.batch} sequences, but the input has {rows}")
+        return state
+
+    def fitting(self, state: Any, rows: int, **shapes: tuple[int, ...]) -> Any:
+        """`state_for`, after checking each named tensor's shape, batch aside: kernels read some by their address."""
+        state = self.state_for(state, rows)
+        for name, shape in shapes.items():
+            found = tuple(getattr(state, name).shape)
+            if found != (rows, *shape):
+                raise ValueError(
+                    f"state does not fit this mixer: {name} must have shape {(rows, *shape)}, but has {found}"
+                )
         return state
 
     @property

@@ -33,6 +33,8 @@ class GLAMixer(MatrixMixer):
     layer has 68,704 parameters. The norm's weight is shared by the heads.
     """
 
+    state_kind = GLAState
+
     def __init__(
         self,
         d_model: int,

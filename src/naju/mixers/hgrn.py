@@ -43,6 +43,8 @@ class HGRNMixer(Mixer):
     met with its head of one hidden layer, 16,512 more.
     """
 
+    state_kind = HGRNState
+
     def __init__(self, d_model: int, *, expand: float = 1, lower_bound: float = 0.0) -> None:
         super().__init__()
         if not 0 <= lower_bound < 1:
@@ -64,7 +66,7 @@ class HGRNMixer(Mixer):
     ) -> tuple[Tensor, HGRNState]:
         self.check_input(u, 3)
         layout = layout_of(u, attention_mask, cu_seqlens)
-        state = self.state_for(state, layout.rows)
+        state = self.fitting(state, layout.rows, x=(self.d_inner,))
         h, f_logit, z = self._drive(layout.arrange(u))
         f_logit, i_logit = layout.hold(f_logit, -f_logit)
         y, x = elementwise_scan(h, f_logit, i_logit, initial_state=state.x, cu_seqlens=cu_seqlens)
@@ -72,7 +74,7 @@ class HGRNMixer(Mixer):
 
     def step(self, u: Tensor, state: HGRNState) -> tuple[Tensor, HGRNState]:
         self.check_input(u, 2)
-        state = self.state_for(state, u.shape[0])
+        state = self.fitting(state, u.shape[0], x=(self.d_inner,))
         h, f_logit, z = self._drive(u)
         y, x = elementwise_step(state.x, h, f_logit, -f_logit)
         return self._read(y, z), HGRNState(x)

@@ -48,6 +48,8 @@ class MambaMixer(Mixer):
     1.75M, and its 1.84M is met with 64 tokens and that head.
     """
 
+    state_kind = MambaState
+
     def __init__(
         self,
         d_model: int,
@@ -144,14 +146,6 @@ class MambaMixer(Mixer):
         return self.d_inner * self.d_state
 
     def _fitting(self, state: MambaState | None, rows: int) -> MambaState:
-        """The convolution's kernel reads tails by their address, so every shape is checked before it."""
-        state = self.state_for(state, rows)
-        expected = {
-            "x": (rows, self.d_inner, self.d_state),
-            "u_tail": (rows, self.tail_length, self.d_inner),
-        }
-        for name, shape in expected.items():
-            found = tuple(getattr(state, name).shape)
-            if found != shape:
-                raise ValueError(f"state does not fit this mixer: {name} must have shape {shape}, but has {found}")
-        return state
+        tail = (self.tail_length, self.d_inner)
+        fitting: MambaState = self.fitting(state, rows, x=(self.d_inner, self.d_state), u_tail=tail)
+        return fitting

@@ -37,6 +37,8 @@ class Mamba2Mixer(MatrixMixer):
     128, where a layer has 117,388 parameters. A layer narrower than `d_head` has one head.
     """
 
+    state_kind = Mamba2State
+
     def __init__(
         self, d_model: int, *, d_state: int = 64, expand: float = 2, d_head: int = 64, d_conv: int = 4
     ) -> None:

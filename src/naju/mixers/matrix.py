@@ -43,17 +43,6 @@ class MatrixMixer(Mixer):
         mixed = self.norm(o) * F.silu(self.split_heads(gate))
         return self.project_out(mixed.flatten(-2).to(o.dtype))  # type: ignore[no-any-return]
 
-    def fitting(self, state: Any, rows: int, **shapes: tuple[int, ...]) -> Any:
-        """The given state after checking each named tensor's shape, batch aside, or the one before the first token."""
-        state = self.state_for(state, rows)
-        for name, shape in shapes.items():
-            found = tuple(getattr(state, name).shape[1:])
-            if found != shape:
-                raise ValueError(
-                    f"state does not fit this mixer: {name} must have shape {(rows, *shape)}, but has {(rows, *found)}"
-                )
-        return state
-
 
 def divided(name: str, width: float, heads: int) -> int:
     """The width of one head, after checking that the heads divide the whole."""

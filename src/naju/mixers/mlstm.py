@@ -59,6 +59,8 @@ class MLSTMMixer(MatrixMixer):
     forget gates start between sigmoid(3) and sigmoid(6), and no gate depends on the input at first.
     """
 
+    state_kind = MLSTMState
+
     def __init__(
         self, d_model: int, *, n_heads: int = 4, expand: float = 2, d_conv: int = 4, qkv_block: int = 4
     ) -> None:

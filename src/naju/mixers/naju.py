@@ -60,6 +60,8 @@ class NajuMixer(Mixer):
     The biases start the layer as one that holds: f = sigmoid(5) = 0.993, i = sigmoid(-2) = 0.12.
     """
 
+    state_kind = NajuState
+
     def __init__(
         self,
         d_model: int,
@@ -254,12 +256,6 @@ class NajuMixer(Mixer):
         return self.d_inner * self.d_state
 
     def _fitting(self, state: NajuState | None, rows: int) -> NajuState:
-        """Kernels read tails by their address, so every shape is checked before them."""
-        state = self.state_for(state, rows)
-        tail = (rows, self.tail_length, self.d_inner)
-        expected = {"x": (rows, self.d_inner, self.d_state), "u_tail": tail, "h_tail": tail}
-        for name, shape in expected.items():
-            found = tuple(getattr(state, name).shape)
-            if found != shape:
-                raise ValueError(f"state does not fit this mixer: {name} must have shape {shape}, but has {found}")
-        return state
+        tail = (self.tail_length, self.d_inner)
+        fitting: NajuState = self.fitting(state, rows, x=(self.d_inner, self.d_state), u_tail=tail, h_tail=tail)
+        return fitting

@@ -35,6 +35,8 @@ class RetNetMixer(MatrixMixer):
     numbers, and a layer has 131,136 parameters. The norm's weight is shared by the heads.
     """
 
+    state_kind = RetNetState
+
     def __init__(self, d_model: int, *, n_heads: int = 4, expand_k: float = 1.0, expand_v: float = 2.0) -> None:
         super().__init__()
         self.d_model, self.n_heads = d_model, n_heads

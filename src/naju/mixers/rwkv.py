@@ -56,6 +56,8 @@ class RWKVMixer(MatrixMixer):
     layer's depth, which a mixer does not know. Channel mixing is left out, as the suite's parameter count shows.
     """
 
+    state_kind = RWKVState
+
     def __init__(
         self,
         d_model: int,

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -113,10 +113,15 @@ class State:
             raise ValueError(f"{path} is not a naju state: its format is {metadata.get('format')!r}, not {FORMAT!r}")
         try:
             state = _build(json.loads(metadata["kind"]), "", tensors)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} does not hold a complete state: {error}") from error
         if not isinstance(state, cls):
             raise ValueError(f"{path} holds a {type(state).__name__}, but a {cls.__name__} was expected")
+        batches = {name: tuple(tensor.shape[:1]) for name, tensor in state.tensors().items()}
+        if len(set(batches.values())) != 1 or () in batches.values():
+            raise ValueError(
+                f"{path} does not hold a complete state: its tensors must have one batch, but have {batches}"
+            )
         return state
 
 
@@ -152,4 +157,15 @@ def _build(kind: Any, prefix: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(kind, list):
         return tuple(_build(item, f"{prefix}{index}.", tensors) for index, item in enumerate(kind))
     values = {name: _build(item, f"{prefix}{name}.", tensors) for name, item in kind["fields"].items()}
-    return STATE_KINDS[kind["class"]](**values)
+    made = STATE_KINDS[kind["class"]](**values)
+    for name, wanted in get_type_hints(type(made)).items():
+        if not _is_a(wanted, values[name]):
+            raise TypeError(f"{prefix}{name} is a {type(values[name]).__name__}")
+    return made
+
+
+def _is_a(wanted: Any, value: Any) -> bool:
+    """`wanted` is a class, or a tuple of any number of one class."""
+    if get_origin(wanted) is tuple:
+        return isinstance(value, tuple) and value != () and all(_is_a(get_args(wanted)[0], item) for item in value)
+    return isinstance(value, wanted)

@@ -26,6 +26,7 @@ class TransformerMixer(Mixer):
     """
 
     norms_itself = True
+    state_kind = AttentionState
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class TransformerMixer(Mixer):
     ) -> tuple[Tensor, AttentionState]:
         self.check_input(u, 3)
         layout = layout_of(u, attention_mask, cu_seqlens)
-        state = self.state_for(state, layout.rows)
+        state = self.attention.fitting_past(state, layout.rows)
         u = _without_padding(u, layout)
         v = self._placed(_normed(self.attention_norm, u), state, layout)
         a, state = self.attention(v, state, attention_mask, cu_seqlens)
@@ -74,7 +75,10 @@ class TransformerMixer(Mixer):
         position = _positions(u, state.seen, layout)
         if state.real.shape[1] + u.shape[1] > self.max_length:
             self._check_room(position, state.real.shape[1] + u.shape[1])
-        return u + self.project_position(self.position(position))  # type: ignore[no-any-return]
+        try:
+            return u + self.project_position(self.position(position))  # type: ignore[no-any-return]
+        except IndexError as error:  # a state that counts more tokens than it holds
+            raise ValueError(f"state has seen more tokens than the {self.max_length} learned positions") from error
 
     def _check_room(self, position: Tensor, places: int) -> None:
         """More places than positions, padding included: values decide, where they can be read."""

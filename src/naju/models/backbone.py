@@ -53,7 +53,7 @@ class Backbone(nn.Module):
         if self._streams and cu_seqlens is None and tokens.shape[1] > PIECE and _only_reading():
             return self._read(tokens, state, attention_mask)
         before = [None] * len(self.blocks) if state is None else self._layers_of(state)
-        u, after = self.embedding(tokens), []
+        u, after = self._embedded(tokens), []
         for block, layer in zip(self.blocks, before, strict=True):
             u, layer = self._run(block, u, layer, attention_mask, cu_seqlens)
             after.append(layer)
@@ -81,16 +81,29 @@ class Backbone(nn.Module):
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """One token a sequence, (b,), to features (b, m)."""
         self.check_tokens(token, 1)
-        u, after = self.embedding(token), []
+        u, after = self._embedded(token), []
         for block, layer in zip(self.blocks, self._layers_of(state), strict=True):
             u, layer = block.step(u, layer)  # type: ignore[operator]
             after.append(layer)
         return self.norm(u), ModelState(tuple(after))
 
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """The lookup itself checks every token, on a GPU too, where a stranger stops the kernel by an assertion;
+        looking at the values here would wait for the device."""
+        try:
+            return self.embedding(tokens)  # type: ignore[no-any-return]
+        except IndexError as error:
+            raise ValueError(
+                f"tokens must lie in [0, {self.embedding.num_embeddings}), but lie in "
+                f"[{int(tokens.min())}, {int(tokens.max())}]"
+            ) from error
+
     def init_state(self, batch: int) -> ModelState:
         return ModelState(tuple(block.mixer.init_state(batch) for block in self.blocks))  # type: ignore[union-attr, operator]
 
     def _layers_of(self, state: ModelState) -> tuple[State, ...]:
+        if not isinstance(state, ModelState):
+            raise TypeError(f"state must be a ModelState, but is a {type(state).__name__}")
         if len(state.layers) != len(self.blocks):
             raise ValueError(f"state has {len(state.layers)} layers, but the model has {len(self.blocks)}")
         if None in state.layers:
@@ -99,6 +112,8 @@ class Backbone(nn.Module):
 
     def check_tokens(self, tokens: Tensor, axes: int) -> None:
         expected = "(batch, length)" if axes == 2 else "(batch,)"
+        if not isinstance(tokens, Tensor):
+            raise TypeError(f"tokens must be a tensor, but are a {type(tokens).__name__}")
         if tokens.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"tokens must be int32 or int64, but are {str(tokens.dtype).removeprefix('torch.')}")
         if tokens.dim() != axes or 0 in tokens.shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
@@ -34,12 +35,24 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, but is {value!r}")
+        names = (self.mixer,) if isinstance(self.mixer, str) else self.mixer
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"mixer must be a name or a list of names, but is {self.mixer!r}")
+        if not isinstance(self.mixer, str) and len(names) != self.n_layers:
+            raise ValueError(f"mixer names {len(names)} layers, but n_layers is {self.n_layers}")
+        if not isinstance(self.mixer_options, Mapping):
+            raise TypeError(f"mixer_options must be a mapping, but is {self.mixer_options!r}")
+        for name, value in self._numbers().items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be a number from 0 on, but is {value!r}")
         if self.pooling not in ("last", "mean"):
             raise ValueError(f"pooling must be 'last' or 'mean', but is {self.pooling!r}")
-        if len(self.mixers) != self.n_layers:
-            raise ValueError(f"mixer names {len(self.mixers)} layers, but n_layers is {self.n_layers}")
+
+    def _numbers(self) -> dict[str, Any]:
+        given = {} if self.embedding_std is None else {"embedding_std": self.embedding_std}
+        return {"norm_eps": self.norm_eps, **given}
 
     @property
     def mixers(self) -> tuple[str, ...]:
@@ -53,4 +66,7 @@ class ModelConfig:
         strangers = set(self.mixer_options) - set(self.mixers)
         if strangers:
             raise ValueError(f"mixer_options of a hybrid are keyed by mixer name; unknown: {', '.join(strangers)}")
-        return dict(self.mixer_options.get(name, {}))
+        own = self.mixer_options.get(name, {})
+        if not isinstance(own, Mapping):
+            raise TypeError(f"mixer_options of {name!r} must be a mapping, but are {own!r}")
+        return dict(own)

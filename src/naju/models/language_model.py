@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from naju.models.backbone import Backbone, ModelState
 from naju.models.config import ModelConfig
 from naju.models.graphs import decoder_for
-from naju.models.sampling import check_sampling, next_token
+from naju.models.sampling import check_sampling, check_seed, next_token
 
 PREFILL_CHUNK = 1024
 
@@ -89,6 +89,7 @@ class LanguageModel(nn.Module):
                 f"attention_mask must have shape {tuple(tokens.shape)}, but has {tuple(attention_mask.shape)}"
             )
         check_sampling(temperature, top_k, top_p)
+        check_seed(seed)
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must not be negative, but is {max_new_tokens}")
         if attention_mask is not None and not attention_mask.bool().any(dim=1).all():

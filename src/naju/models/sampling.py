@@ -27,6 +27,11 @@ def next_token(
     return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
 
 
+def check_seed(seed: int | None) -> None:
+    if seed is not None and not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must fit into 64 bits, but is {seed}")
+
+
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 (greedy) or positive, but is {temperature}")

@@ -12,6 +12,7 @@ from naju.lab.inspect.events import ANSWER, find_events, remove_each, replies
 from naju.lab.inspect.layers import gate_scale, gated_layers, view_layer
 from naju.lab.pages import render, write_page
 from naju.lab.runs import RunFolder
+from naju.models.sampling import check_seed
 from naju.tasks import Task, build_task
 from naju.tasks.events import QUERY_LENGTH, EventTask
 from naju.training.checkpoint import NEWEST
@@ -37,6 +38,9 @@ class InspectConfig:
     """Channels to show; by default some from the one that keeps least to the one that keeps most."""
     output: Path = Path("inspect.html")
     """The page."""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 def run_inspect(config: InspectConfig) -> Path:

@@ -48,8 +48,11 @@ def pieces_of(path: Path) -> Iterable[bytes]:
             yield piece
 
 
-class PlainUnpickler(pickle.Unpickler):
-    """Builds containers, strings, numbers and numpy arrays; whatever else a pickle wants to import is refused."""
+class PlainUnpickler(pickle._Unpickler):
+    """Builds containers, strings, numbers and numpy arrays; whatever else a pickle wants to import is refused.
+
+    Of the two that Python has this is the one in Python: a few damaged bytes have the other one fill the memory.
+    """
 
     ALLOWED: Mapping[tuple[str, str], tuple[str, str]] = {
         ("numpy.core.multiarray", "_reconstruct"): ("numpy._core.multiarray", "_reconstruct"),
@@ -68,5 +71,7 @@ class PlainUnpickler(pickle.Unpickler):
 def unpickled(path: Path, file: IO[bytes]) -> Any:
     try:
         return PlainUnpickler(file, encoding="latin1").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # damaged bytes can ask a pickle for anything
         raise DamagedDataError(f"{path.name} cannot be read: {error}") from error

@@ -37,7 +37,7 @@ def _split(folder: Path, split: str) -> Examples:
         if len(row) != COLUMNS or row[0] not in LABELS:
             raise DamagedDataError(
                 f"row {number} of {path.name} must have a label of 0.0 or 1.0 and {COLUMNS} columns, but has "
-                f"{row[0][:20]!r} and {len(row)}"
+                f"{''.join(row[:1])[:20]!r} and {len(row)}"
             )
         labels.append(LABELS[row[0]])
         texts += [text.encode() for text in row[3:]]

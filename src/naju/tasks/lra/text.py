@@ -26,6 +26,7 @@ SOURCE = (
     "put the folder aclImdb there, or its archive: aclImdb_v1.tar.gz from https://ai.stanford.edu/~amaas/data/sentiment"
 )
 KINDS = {"neg": 0, "pos": 1}
+LONGEST = 1 << 20  # bytes; no review comes near, and a hostile archive may claim any size
 REVIEWS = 12_500  # of every kind in either half
 # SHA-256 over the reviews of one kind in the order of their numbers.
 DIGESTS = {
@@ -81,7 +82,7 @@ def _reviews(path: Path) -> dict[str, list[Review]]:
             found = re.search(r"(train|test)/(neg|pos)/(\d+)_(\d+)\.txt$", name)
             if found is not None:
                 reviews.setdefault(f"{found[1]}/{found[2]}", []).append(Review(int(found[3]), int(found[4]), text))
-    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
+    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, KeyError, ValueError, RecursionError) as error:
         raise DamagedDataError(f"{path.name} cannot be read: {error}") from error
     return reviews
 
@@ -94,6 +95,6 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
         return
     with tarfile.open(path) as archive:
         for member in archive:
-            content = archive.extractfile(member)
+            content = archive.extractfile(member) if member.isfile() and member.size <= LONGEST else None
             if content is not None:
                 yield member.name, content.read()
