@@ -33,6 +33,7 @@ from naju.lab.report import write_report
 from naju.lab.reproduce import Diagnostics
 from naju.lab.reproduce import reproduce as run_experiment
 from naju.lab.show_task import ListTasks, ShowTask, list_tasks, show_task
+from naju.lab.steps import StepsBench, run_steps_bench
 from naju.lab.throughput import Throughput, run_throughput
 from naju.lab.train_language_model import TrainCommand, run_train
 from naju.lab.wikitext import LanguageGateRank, LrPilot, WikitextContext, WikitextEfficiency, WikitextWidth
@@ -63,6 +64,7 @@ Benches = (
     | Annotated[DecodeBench, tyro.conf.subcommand("decode", prefix_name=False)]
     | Annotated[StressBench, tyro.conf.subcommand("stress", prefix_name=False)]
     | Annotated[SoakBench, tyro.conf.subcommand("soak", prefix_name=False)]
+    | Annotated[StepsBench, tyro.conf.subcommand("steps", prefix_name=False)]
 )
 
 
@@ -77,6 +79,7 @@ def bench(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Ben
         DecodeBench: run_decode_bench,
         StressBench: run_stress_bench,
         SoakBench: run_soak_bench,
+        StepsBench: run_steps_bench,
     }
     check_sizes(config)
     usable_device(getattr(config, "device", "auto"))

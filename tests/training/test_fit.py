@@ -198,7 +198,7 @@ def test_where_no_graph_can_be_recorded_steps_run_eagerly_and_it_says_why(monkey
 
     monkeypatch.setattr(loop, "recorded", warms_up_and_fails)
     monkeypatch.setattr(learner, "device", torch.device("cuda"))
-    (step,), execution = loop._executables(learner, data, notes.append)
+    (step,), execution = loop.executables(learner, data, notes.append)
     assert execution == "eager: operation not permitted when stream is capturing"
     assert notes == [f"no CUDA graph, every step runs eagerly: {execution.removeprefix('eager: ')}"]
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.tensors().items())

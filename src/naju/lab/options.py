@@ -21,7 +21,8 @@ class GridOptions:
     """Where and how a grid is filled."""
 
     jobs: int | None = None
-    """Runs at once, each in a process of its own; by default one a core, or one on a GPU."""
+    """Runs at once, each in a process of its own; by default one a core, or one on a GPU. Several on one GPU compute
+    side by side where the machine has CUDA's multi-process service."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     runs: Path = Path("runs")
     """Folder of the run store; processes and machines may share it."""

@@ -21,6 +21,7 @@ from naju.lab.mqar_run import EXPERIMENT as MQAR
 from naju.lab.mqar_run import MqarRun, run_mqar
 from naju.lab.options import GridOptions, check_names, parse_seeds
 from naju.lab.runs import Results, RunStore
+from naju.lab.side_by_side import side_by_side
 from naju.lab.signals import Signals
 from naju.lab.slurm import LOGS, submit
 from naju.lab.wikitext import (
@@ -212,7 +213,7 @@ def _fill(
         results.collect(name)
         return experiment.describe(result)
 
-    with Signals() as signals:
+    with Signals() as signals, side_by_side(missing[0].device if missing else "cpu", grid.chosen_jobs()):
         while missing and signals.received is None:
             train = partial(experiment.train, grid.runs)
             outcomes += Grid(train, grid.chosen_jobs(), finish).fill(missing, signals)

@@ -99,7 +99,7 @@ def _fit(
         return "nothing left to execute"
     learner.model.train()
     data.shuffle(done // data.epoch_steps)
-    run_steps, execution = _executables(learner, data, reporter.note)
+    run_steps, execution = executables(learner, data, reporter.note)
     for step in range(done + 1, steps + 1):
         if (step - 1) % data.epoch_steps == 0:
             data.shuffle((step - 1) // data.epoch_steps)
@@ -137,7 +137,7 @@ def _is_enough(journal: Journal, enough: float) -> bool:
     return reached is not None and reached > enough
 
 
-def _executables(
+def executables(
     learner: Learner, data: TrainingSet, note: Callable[[str], None]
 ) -> tuple[list[Callable[[], object]], str]:
     """The step on each kind of batch as it will be run, and in words how."""
