@@ -15,7 +15,9 @@ from naju import LanguageModel, ModelConfig, cli
 from naju.lm import evaluate as module
 from naju.lm.evaluate import EvaluateConfig, Evaluation, evaluate
 from naju.lm.folder import save_model
+from naju.lm.prepare import PrepareConfig, run_prepare
 from naju.lm.token_files import TokenSplit, open_split
+from naju.lm.tokenizer import TOKENIZER, load_tokenizer
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
@@ -117,6 +119,23 @@ def test_the_command_prints_and_writes_what_it_measured(
     written = json.loads((tmp_path / "result.json").read_text())
     assert written["perplexity"] == pytest.approx(expected.perplexity)
     np.testing.assert_allclose(written["loss_by_position"], expected.sums / expected.counts, rtol=1e-6)
+
+
+def test_data_of_another_tokenizer_than_the_models_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the model may be written otherwise, as transformers does."""
+    data, model = tmp_path / "data", tmp_path / "model"
+    run_prepare(PrepareConfig(source="sample", out=data, tokenizer="sample", processes=1))
+    save_model(build(vocabulary=1024), model)
+    own = json.loads((data / TOKENIZER).read_text())
+    (model / TOKENIZER).write_text(json.dumps(own, indent=3))
+    cli.main(["lm", "eval", str(model), "--data", str(data)])
+    assert "validation: perplexity" in capsys.readouterr().out
+    load_tokenizer("bytes").save(model)
+    with pytest.raises(SystemExit):
+        cli.main(["lm", "eval", str(model), "--data", str(data)])
+    assert "data must have the tokens of the model" in capsys.readouterr().err
 
 
 def test_bad_options_are_refused(tmp_path: Path) -> None:

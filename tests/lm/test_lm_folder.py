@@ -41,6 +41,12 @@ def test_a_loaded_model_is_the_saved_one(mixer, tmp_path):
     assert torch.allclose(loaded(tokens)[0], model(tokens)[0], rtol=1e-5, atol=1e-6)
 
 
+def test_the_folder_of_a_run_is_none_but_says_where_its_model_is(tmp_path):
+    save_model(small(), tmp_path / "best")
+    with pytest.raises(FileNotFoundError, match=r"holds no language model: it has no config\.json; its best one is in"):
+        load_model(tmp_path)
+
+
 def test_every_field_of_the_config_and_the_precision_survive(tmp_path):
     config = ModelConfig(
         11,

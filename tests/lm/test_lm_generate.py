@@ -160,6 +160,8 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
         Sampling(temperature=-1)
     with pytest.raises(ValueError, match="max_new_tokens must not be negative, but is -1"):
         GenerateConfig(model=tmp_path, max_new_tokens=-1)
+    with pytest.raises(ValueError, match="save_state must lie in a folder that exists, but is "):
+        GenerateConfig(model=tmp_path, save_state=tmp_path / "nowhere" / "state")
 
 
 @pytest.fixture

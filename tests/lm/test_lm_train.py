@@ -270,6 +270,36 @@ def test_sigterm_saves_and_exits_with_143(data, tmp_path):
     assert (tmp_path / "run" / NEWEST).exists()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--options", "d_stat=4"], "mixer 'naju' has no option d_stat"),
+        (["--mixer", "nonsense"], "unknown mixer 'nonsense'"),
+        (["--length", "2048", "--tokens-per-update", "4096", "--tokens", "4096"], "the training split must hold"),
+    ],
+)
+def test_what_is_refused_leaves_no_folder(data, tmp_path, capsys, wrong, told):
+    """Else the corrected command would be another run than the one begun."""
+    with pytest.raises(SystemExit) as stop:
+        main([*command(data, tmp_path / "run", 2), *wrong])
+    assert stop.value.code == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_validation_is_a_line_and_so_is_going_on(data, tmp_path, capsys):
+    arguments = command(data, tmp_path / "run", 10)
+    main([*arguments, "--clip", "None"])
+    told = capsys.readouterr().err
+    rows = [row for row in read_metrics(tmp_path / "run") if row["validation_loss"] is not None]
+    assert len(rows) == 5
+    for row in rows:
+        assert f"update {row['step']} of 10: loss {row['loss']:.3f}, validation perplexity" in told
+    (tmp_path / "run" / "result.json").unlink()
+    main([*arguments, "--clip", "None"])
+    assert "goes on after update 10" in capsys.readouterr().err
+
+
 def test_another_config_in_the_same_folder_is_refused(data, tmp_path, capsys):
     arguments = command(data, tmp_path / "run", 2)
     main(arguments)

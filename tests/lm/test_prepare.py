@@ -197,9 +197,11 @@ def test_a_finished_folder_is_left_as_it_is_and_that_of_another_command_refused(
         ):
             prepare(config(text, tmp_path / "out", **options))
     assert contents(tmp_path / "out") == before
-    (tmp_path / "out" / "train.tokens").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"train\.tokens is damaged"):
-        prepare(config(source, tmp_path / "out"))
+    damaged = tmp_path / "out" / "train.tokens"
+    for content in (damaged.read_bytes()[::-1], b""):
+        damaged.write_bytes(content)
+        with pytest.raises(ValueError, match=r"train\.tokens is damaged"):
+            prepare(config(source, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.9])
@@ -249,12 +251,17 @@ def test_bad_options_and_sources_without_text_are_refused(tmp_path: Path) -> Non
         prepare(config(tmp_path / "blank.txt", tmp_path / "out"))
 
 
+def test_a_missing_source_is_noticed_before_a_tokenizer_is_downloaded(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="source must be a file, a folder"):
+        prepare(config(tmp_path / "nowhere", tmp_path / "out", tokenizer=str(tmp_path / "no tokenizer either")))
+
+
 def test_the_command_prepares_the_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "data"
     cli.main(["lm", "prepare", "--source", "sample", "--tokenizer", "bytes", "--out", str(out), "--processes", "1"])
     manifest = json.loads((out / MANIFEST).read_text())
     told = capsys.readouterr().out
-    assert f"train: {manifest['splits']['train']['tokens']:,} tokens in 1 documents" in told
+    assert f"train: {manifest['splits']['train']['tokens']:,} tokens in 1 document\n" in told
     assert "vocabulary 257" in told
     assert "".join(texts(out, "train") + texts(out, "validation")) == sources.SAMPLE.read_text()
 

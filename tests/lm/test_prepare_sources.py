@@ -210,3 +210,12 @@ def test_wikitext_without_datasets_says_what_to_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r"pip install datasets, or give the folder that holds wiki\.train\.raw"):
         find_sources("wikitext-103", "auto", "text")
+
+
+def test_wikitext_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*names: str) -> None:
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=unreachable))
+    with pytest.raises(OSError, match=r"could not be downloaded \(nobody there\); try again, or give the folder"):
+        find_sources("wikitext-103", "auto", "text")

@@ -110,6 +110,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_gpt2_offline_says_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
     import tokenizers
 
     class Offline:
@@ -117,11 +118,21 @@ def test_gpt2_offline_says_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -
         def from_pretrained(name: str) -> None:
             raise RuntimeError("no network")
 
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *names: None)
     monkeypatch.setattr(tokenizers, "Tokenizer", Offline)
     with pytest.raises(
         OSError, match=r"give the folder that holds encoder\.json and vocab\.bpe instead \(no network\)"
     ):
         load_tokenizer("gpt2")
+
+
+def test_gpt2_from_the_cache_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    cached = tmp_path / "tokenizer.json"
+    cached.write_text(load_tokenizer("sample").to_json())
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *names: str(cached))
+    assert load_tokenizer("gpt2").has_the_ids_of(load_tokenizer("sample"))
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -60,19 +62,21 @@ def run_train(command: TrainCommand) -> None:
 
 def carry_out(run: LanguageRun, folder: RunFolder, place: Place, reporter: Reporter) -> dict[str, Any]:
     """The result of a run that is finished, or that this makes. The first process writes, the others take part."""
-    from naju.lm.train import train_language_model
+    from naju.lm.train import check_run, train_language_model
 
+    config = _config(run)
+    check_run(run, place)
     folder.path.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder.path) if place.is_first else None
     with lock or nullcontext():
-        config = _config(run)
         if place.is_first:
             folder.begin(config)
         found: dict[str, Any] | None = place.agree(folder.result())
         if found is not None:
             return found
+        allow = (lambda: None) if lock is None else lock.check
         result = train_language_model(
-            run, folder.path, place, reporter, allow=(lambda: None) if lock is None else lock.check
+            run, folder.path, place, reporter, allow, validated=lambda row: reporter.note(_validation(row, run))
         )
         result |= {"experiment": EXPERIMENT, "config": config, "processes": place.world, "parallel": place.kind}
         result |= {"machine": machine(), "versions": versions()}
@@ -97,6 +101,8 @@ def _reporter(command: TrainCommand, place: Place, signals: Signals) -> Reporter
     size = command.protocol.tokens_per_update
 
     def begin(step: int) -> None:
+        if step > 0:
+            tqdm.write(f"goes on after update {step:,}", file=sys.stderr)
         bar.update(step * size)
         bar.unpause()
 
@@ -110,6 +116,15 @@ def _reporter(command: TrainCommand, place: Place, signals: Signals) -> Reporter
         note=lambda sentence: tqdm.write(sentence, file=sys.stderr),
         stop=lambda: signals.received is not None,
     )
+
+
+def _validation(row: Mapping[str, Any], run: LanguageRun) -> str:
+    """A line of metrics in words."""
+    from naju.lm.evaluate import LARGEST_LOSS
+
+    perplexity = math.exp(min(row["validation_loss"], LARGEST_LOSS))
+    where = f"update {row['step']:,} of {run.protocol.updates:,}"
+    return f"{where}: loss {row['loss']:.3f}, validation perplexity {perplexity:.2f}"
 
 
 def _in_words(result: dict[str, Any], out: Path) -> str:

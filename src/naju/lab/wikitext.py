@@ -47,8 +47,7 @@ class LanguageGrid:
     budget: int | None = None
     """Tokens of every run, the schedule fitted into them; without it the paper's."""
     mixers: tuple[str, ...] = ()
-    """Some of naju, mamba2, mamba (N=64), mamba-16 (N=16), transformer, naju-rank64, naju-rank32, naju-reparam, and any
-    other registered mixer; without any: the paper's."""
+    """Such as naju, mamba2, mamba (N=64), mamba-16 (N=16), transformer, naju-rank64; without any: the paper's."""
     seeds: tuple[str, ...] = ()
     """Numbers and ranges, such as 1-3 5; without any: the paper's."""
     compile: bool = False

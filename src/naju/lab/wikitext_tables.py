@@ -136,7 +136,7 @@ def _told(table: PerplexityTable) -> str:
         numbers = [told_number(row.validation), told_number(row.test), told(row.ratio, ".3f")]
         paper = [row.validation.told_paper(), row.test.told_paper(), told(row.paper_ratio, ".3f")]
         lines.append([row.label, str(len(row.validation.values)), told_rates(row.rates), *numbers, *paper, *cost])
-    return f"{table.title}; the paper's: {WIKITEXT}, {millions(FULL.tokens)} tokens\n{aligned(lines)}"
+    return f"Perplexity on {table.title}; the paper's: {WIKITEXT}, {millions(FULL.tokens)} tokens\n{aligned(lines)}"
 
 
 def told_number(number: Comparison) -> str:
@@ -177,7 +177,8 @@ class PilotTable(NamedTuple):
 
     @property
     def title(self) -> str:
-        return f"{self.text}, pilots of {millions(self.tokens)} tokens"
+        pilots = f"{self.text}, pilots of {millions(self.tokens)} tokens"
+        return f"{pilots}: validation perplexity by learning rate, * the best"
 
 
 def pilot_tables(results: Iterable[Result]) -> list[PilotTable]:
@@ -208,7 +209,7 @@ def told_pilots(results: Sequence[Result]) -> str:
 def _told_pilots(table: PilotTable) -> str:
     lines = [["", *(f"{rate:g}" for rate in table.rates)]]
     lines += [[row.contender, *(told_pilot(row, rate) for rate in table.rates)] for row in table.rows]
-    return f"{table.title}; the paper's: {WIKITEXT}, {millions(FULL.pilot_tokens)}\n{aligned(lines)}"
+    return f"{table.title}; after a bar the paper's: {WIKITEXT}, {millions(FULL.pilot_tokens)} tokens\n{aligned(lines)}"
 
 
 def told_pilot(row: PilotRow, rate: float) -> str:

@@ -58,8 +58,8 @@ class Protocol:
     decay_all: bool = False
     """weight decay on every parameter"""
     betas: tuple[float, float] = (0.9, 0.95)
-    clip: float = 1.0
-    """largest norm of the gradient"""
+    clip: float | None = 1.0
+    """largest norm of the gradient; None leaves it as it is"""
     seed: int = 0
     """of the parameters and of the order of the text, which is the same for every mixer"""
     documents: Literal["run-on", "reset"] = "run-on"

@@ -6,6 +6,7 @@ so that a window may be as long as the text itself and memory stays the same, at
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from tqdm import tqdm
 from naju.lm.batches import Batch, read_batch
 from naju.lm.folder import load_model
 from naju.lm.loss import CHUNK_LOGITS, IGNORED
-from naju.lm.token_files import TokenSplit, open_split
+from naju.lm.token_files import TokenSplit, open_split, read_manifest
+from naju.lm.tokenizer import TOKENIZER, load_tokenizer
 from naju.models import LanguageModel, ModelState
 from naju.models.device import usable_device
 from naju.training.files import write_json
@@ -95,6 +97,7 @@ class Evaluation:
 def run_evaluate(config: EvaluateConfig) -> None:
     model = load_model(config.model, usable_device(config.device)).eval()
     split = open_split(config.data, config.split)
+    _check_tokenizer(config.model / TOKENIZER, config.data)
     reset = config.documents == "reset"
     result = evaluate(model, split, length=config.length or None, reset=reset, batch=config.batch, bf16=config.bf16)
     if not result.loss < LARGEST_LOSS:
@@ -107,6 +110,16 @@ def run_evaluate(config: EvaluateConfig) -> None:
     print(f"{config.split}: perplexity {result.perplexity:.3f}, loss {result.loss:.4f} over {result.tokens:,} tokens")
     if config.out is not None:
         write_json(config.out, _written(config, result))
+
+
+def _check_tokenizer(of_model: Path, data: Path) -> None:
+    """Where both say which one they have: equal ids of different tokens would give a number without a meaning."""
+    of_data = read_manifest(data).get("tokenizer")
+    if of_data is None or not of_model.is_file():
+        return
+    same = hashlib.sha256(of_model.read_bytes()).hexdigest() == of_data["sha256"]
+    if not same and not load_tokenizer(of_model).has_the_ids_of(load_tokenizer(data)):
+        raise ValueError(f"data must have the tokens of the model, but {data} and {of_model} have other tokenizers")
 
 
 def _written(config: EvaluateConfig, result: Evaluation) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -56,7 +58,8 @@ def read_model(folder: Path) -> LanguageModel:
     if not is_huggingface(folder / CONFIG):
         return load_model(folder)
     try:
-        return _wrapper().from_pretrained(folder, use_safetensors=True, local_files_only=True).to_plain()
+        with _without_bars():
+            return _wrapper().from_pretrained(folder, use_safetensors=True, local_files_only=True).to_plain()
     except (SafetensorError, RuntimeError) as error:
         told = " ".join(str(error).split())[:500]
         raise ValueError(f"{folder} does not hold a whole model: {told}") from error
@@ -72,7 +75,8 @@ def save_huggingface(model: LanguageModel, tokenizer: Tokenizer | None, folder: 
         fast = PreTrainedTokenizerFast(tokenizer_file=str(folder / TOKENIZER))
         fast.eos_token = fast.bos_token = fast.convert_ids_to_tokens(end)
         fast.save_pretrained(folder)
-    wrapper.from_plain(model, **ids).save_pretrained(folder)
+    with _without_bars():
+        wrapper.from_plain(model, **ids).save_pretrained(folder)
 
 
 def save_plain(model: LanguageModel, tokenizer: Tokenizer | None, folder: Path) -> None:
@@ -96,6 +100,20 @@ def _wrapper() -> type[NajuForCausalLM]:
     except ImportError as error:
         raise ImportError("Hugging Face folders need transformers; install it with: pip install 'naju[hf]'") from error
     return NajuForCausalLM
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Those of transformers go into logs, too."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _tokenizer(config: ExportConfig) -> Tokenizer | None:

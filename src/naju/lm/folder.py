@@ -40,7 +40,8 @@ def load_model(folder: str | os.PathLike[str], device: str | torch.device = "cpu
     folder = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} holds no language model: it has no {name}")
+            hint = "; its best one is in best/" if (folder / "best" / WEIGHTS).is_file() else ""
+            raise FileNotFoundError(f"{folder} holds no language model: it has no {name}{hint}")
     config, weights = _read_config(folder / CONFIG), _read_weights(folder / WEIGHTS)
     if config.n_layers > len(weights):  # before a model of any size that a file may claim is built
         raise ValueError(f"{folder / WEIGHTS} has {len(weights)} tensors, too few for {config.n_layers} layers")

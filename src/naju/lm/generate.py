@@ -63,6 +63,8 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must not be negative, but is {self.max_new_tokens}")
+        if self.save_state is not None and not self.save_state.parent.is_dir():
+            raise ValueError(f"save_state must lie in a folder that exists, but is {self.save_state}")
 
 
 @dataclass(frozen=True)

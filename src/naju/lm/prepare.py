@@ -27,22 +27,22 @@ SHARDS = ".shards"
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig:
-    """Turn text into token files for training; run again after an interruption, it goes on where it was left."""
+    """Turn text into token files for training; run again after an interruption, it goes on where it was left.
+
+    In a folder, the files that count end in .txt, .raw, .text or .jsonl, also with .gz, .xz or .zst behind. A file with
+    valid, validation, val, dev or test as a word of its name is of that split, every other is to train on.
+    """
 
     source: str
-    """A text file, a folder of them, `wikitext-103` (downloaded with datasets), or `sample` (some Shakespeare).
-    Files end in .txt, .raw or .jsonl, also with .gz, .xz or .zst behind; `valid`, `dev` or `test` as a word of the name
-    says which split a file is of."""
+    """A text file, a folder of them, `wikitext-103` (by way of datasets), or `sample` (some Shakespeare)."""
     out: Path
     """Folder for the token files."""
     tokenizer: str = "gpt2"
-    """A tokenizer.json, a folder with GPT-2's encoder.json and vocab.bpe, `gpt2` (from the Hugging Face hub or its
-    cache), `bytes`, or `sample` (a thousand tokens for the sample)."""
+    """A tokenizer.json, a folder with it or encoder.json and vocab.bpe, `gpt2` (from the hub), `bytes`, or `sample`."""
     end_of_text: str | None = None
     """The token that ends a document, where it has an unusual name."""
     layout: Layout = "auto"
-    """How documents lie in a file: `wikitext` (each begins with a line ` = Title = `), `jsonl`, or `plain` (one a
-    file)."""
+    """How documents lie in a file: `wikitext` (each begins with ` = Title = `), `jsonl`, or `plain` (one a file)."""
     field: str = "text"
     """Where a JSONL object has its text."""
     validation_share: float = 0.05
@@ -61,14 +61,15 @@ def run_prepare(config: PrepareConfig) -> None:
     began = time.perf_counter()
     manifest = prepare(config)
     for split, counts in manifest["splits"].items():
-        print(f"{split}: {counts['tokens']:,} tokens in {counts['documents']:,} documents")
+        documents = counts["documents"]
+        print(f"{split}: {counts['tokens']:,} tokens in {documents:,} document{'s' * (documents != 1)}")
     print(f"{config.out} is ready: vocabulary {manifest['vocab_size']:,}, {time.perf_counter() - began:.1f} s")
 
 
 def prepare(config: PrepareConfig) -> dict[str, Any]:
-    """Returns the manifest. A folder that this very command has finished is left as it is."""
-    tokenizer = load_tokenizer(config.tokenizer, config.end_of_text)
+    """Returns the manifest. A folder that this very command has finished is checked and left as it is."""
     sources = find_sources(config.source, config.layout, config.field)
+    tokenizer = load_tokenizer(config.tokenizer, config.end_of_text)
     request = _request(config, sources)
     if (config.out / MANIFEST).exists():
         return _finished(config.out, request, tokenizer)
@@ -105,7 +106,7 @@ def _finished(folder: Path, request: dict[str, Any], tokenizer: Tokenizer) -> di
             "choose another folder, or remove that one"
         )
     for split in manifest["splits"]:
-        open_split(folder, split)
+        open_split(folder, split, verify=True)
     return manifest
 
 

@@ -248,14 +248,17 @@ COMPRESSIONS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".xz": 
 
 
 def _wikitext_from_hub() -> list[Source]:
+    instead = "or give the folder that holds wiki.train.raw, wiki.valid.raw and wiki.test.raw"
     try:
         import datasets
     except ImportError as error:
         raise ImportError(
-            f"source {WIKITEXT!r} is downloaded with datasets; install it with: pip install datasets, "
-            "or give the folder that holds wiki.train.raw, wiki.valid.raw and wiki.test.raw"
+            f"source {WIKITEXT!r} is downloaded with datasets; install it with: pip install datasets, {instead}"
         ) from error
-    loaded = datasets.load_dataset("Salesforce/wikitext", "wikitext-103-raw-v1")
+    try:
+        loaded = datasets.load_dataset("Salesforce/wikitext", "wikitext-103-raw-v1")
+    except OSError as error:
+        raise OSError(f"source {WIKITEXT!r} could not be downloaded ({error}); try again, {instead}") from error
     return [
         Source(f"{WIKITEXT}/{split}", split, int(rows.num_rows), partial(_read_rows, rows))
         for split, rows in loaded.items()

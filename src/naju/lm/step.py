@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -70,8 +73,7 @@ def save_onnx(model: LanguageModel, path: Path) -> None:
     if missing:
         raise ImportError(f"writing ONNX needs {' and '.join(missing)}; install with: pip install {' '.join(missing)}")
     names = list(model.init_state(1).tensors())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about its own internals
+    with _quiet_exporter():
         program = torch.onnx.export(
             export_step(model),
             input_names=["token", *names],
@@ -81,3 +83,17 @@ def save_onnx(model: LanguageModel, path: Path) -> None:
         )
     assert program is not None
     program.save(path)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """It warns of its own internals, and of packages that nothing here needs."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

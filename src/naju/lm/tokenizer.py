@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer.json"
 SAMPLE_TOKENIZER = Path(__file__).with_name("sample_tokenizer.json")
+GPT2 = "openai-community/gpt2"
 END_OF_TEXT = "<|endoftext|>"
 # What other vocabularies call the token that ends a document.
 ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
@@ -62,6 +63,10 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._engine.decode(list(ids), skip_special_tokens=False))
+
+    def has_the_ids_of(self, other: Tokenizer) -> bool:
+        """Whether the same tokens have the same ids, whatever else the two files say."""
+        return self._engine.get_vocab() == other._engine.get_vocab()
 
     def to_json(self) -> str:
         """The content of a `tokenizer.json`."""
@@ -159,10 +164,15 @@ def _gpt2(vocabulary: Path, merges: Path) -> Engine:
 
 
 def _gpt2_from_hub() -> Engine:
-    """From the cache of `huggingface_hub` if it was ever downloaded, else from the net."""
+    """From the hub's cache if it was ever downloaded: without a net, asking the hub first would take half a minute."""
     library = _tokenizers()
+    from huggingface_hub import try_to_load_from_cache  # tokenizers needs it, too
+
+    cached = try_to_load_from_cache(GPT2, TOKENIZER)
+    if isinstance(cached, str):
+        return _from_json(Path(cached))
     try:
-        engine: Engine = library.Tokenizer.from_pretrained("openai-community/gpt2")
+        engine: Engine = library.Tokenizer.from_pretrained(GPT2)
     except Exception as error:  # whatever the network says
         raise OSError(
             "tokenizer 'gpt2' is not on this machine and could not be downloaded; give the folder that holds "
@@ -199,7 +209,10 @@ def _end_of_text(engine: Engine, name: str, wanted: int | str | None) -> int:
     candidates = ENDS_OF_TEXT if wanted is None else (wanted,)
     found = [token for text in candidates if (token := engine.token_to_id(text)) is not None]
     if not found:
-        raise ValueError(f"tokenizer {name!r} has no token {' or '.join(candidates)}; name its end of text")
+        raise ValueError(
+            f"tokenizer {name!r} has no token {' or '.join(candidates)}; name its end of text, "
+            "or give a folder of its token files, which know it"
+        )
     return int(found[0])
 
 

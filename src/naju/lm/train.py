@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from naju.lm.batches import Batch, Offsets, Order, read_batch
-from naju.lm.config import LanguageRun
+from naju.lm.config import LanguageRun, Protocol
 from naju.lm.distributed import Place, load_full_weights
 from naju.lm.folder import load_model
 from naju.lm.learner import LanguageLearner, Objective, compile_blocks
@@ -36,11 +36,13 @@ def train_language_model(
     place: Place,
     reporter: Reporter = SILENT,
     allow: Callable[[], None] = lambda: None,
+    validated: Callable[[Mapping[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Begin a run in `folder`, or go on with it, to its end; its result, with test loss where there is a test split.
 
     On the CPU the outcome, metrics included, is the same bit for bit however often the run was stopped or killed on the
-    way. `allow` is called before every checkpoint and may refuse it by raising.
+    way. `allow` is called before every checkpoint and may refuse it by raising; `validated` hears every line of metrics
+    that has a validation in it.
     """
     splits = _open(run.data)
     reader = Reader(run, place)
@@ -49,10 +51,19 @@ def train_language_model(
     keep, tokenizer = run.execution.keep, run.data / TOKENIZER
     with Record(folder, learner, tokenizer=tokenizer, keep=keep, allow=allow, note=reporter.note) as record:
         with naming(lambda: _last_good(record)):
-            speed = Training(run, learner, record, reader, splits).run(reporter)
+            speed = Training(run, learner, record, reader, splits, validated).run(reporter)
         _load_best(learner, folder)
         test = reader.loss(learner, splits[TEST]) if TEST in splits else None
         return {**_measured(record, test), **speed.measured(), "parameters": _parameters(learner.model)}
+
+
+def check_run(run: LanguageRun, place: Place) -> None:
+    """Refuse what cannot be trained, before anything is written: once begun, a run's folder is for that run alone."""
+    splits = _open(run.data)
+    Reader(run, place)
+    _order(run.protocol, splits[TRAINING])
+    with torch.device("meta"):
+        build_model(run, splits[TRAINING].vocab_size)
 
 
 def _open(folder: Path) -> Splits:
@@ -61,12 +72,26 @@ def _open(folder: Path) -> Splits:
     return {name: open_split(folder, name) for name in (TRAINING, VALIDATION, TEST) if name != TEST or name in there}
 
 
-def build_learner(run: LanguageRun, vocab_size: int, place: Place) -> LanguageLearner:
+def _order(protocol: Protocol, text: TokenSplit) -> Order:
+    return Order(
+        len(text.tokens),
+        length=protocol.length,
+        rows=protocol.rows,
+        seed=protocol.seed,
+        lanes=protocol.carry_state,
+    )
+
+
+def build_model(run: LanguageRun, vocab_size: int) -> LanguageModel:
     with seeded_initialisation(run.protocol.seed):
         model = LanguageModel(run.model.config(vocab_size))
     if run.protocol.carry_state and any(block.mixer.state_size is None for block in model.backbone.blocks):  # type: ignore[union-attr]
         raise ValueError(f"carry_state must be off with mixer {run.model.mixer!r}, whose state grows with the text")
-    model = model.to(place.device)
+    return model
+
+
+def build_learner(run: LanguageRun, vocab_size: int, place: Place) -> LanguageLearner:
+    model = build_model(run, vocab_size).to(place.device)
     if run.execution.compile:
         compile_blocks(model)
     objective = Objective(model, place, compiled=run.execution.compile)
@@ -127,18 +152,18 @@ class Training:
     """The loop, from wherever the learner stands to the last update."""
 
     def __init__(
-        self, run: LanguageRun, learner: LanguageLearner, record: Record, reader: Reader, splits: Splits
+        self,
+        run: LanguageRun,
+        learner: LanguageLearner,
+        record: Record,
+        reader: Reader,
+        splits: Splits,
+        validated: Callable[[Mapping[str, Any]], None],
     ) -> None:
         protocol, execution = run.protocol, run.execution
         self.learner, self.record, self.reader, self.last = learner, record, reader, protocol.updates
         self.text, self.validation, self.speed = splits[TRAINING], splits[VALIDATION], Speed()
-        self.order = Order(
-            len(self.text.tokens),
-            length=protocol.length,
-            rows=protocol.rows,
-            seed=protocol.seed,
-            lanes=protocol.carry_state,
-        )
+        self.validated, self.order = validated, _order(protocol, self.text)
         self.rhythm = Rhythm(
             log_every=execution.log_every,
             validate_every=max(1, self.last // execution.validations),
@@ -157,7 +182,7 @@ class Training:
             if step + 1 < self.last and self.reader.place.any(reporter.stop()):
                 self.record.save(step + 1)
                 raise StoppedError(
-                    f"stopped after update {step + 1} of {self.last}; the same command goes on from there"
+                    f"stopped after update {step + 1:,} of {self.last:,}; the same command goes on from there"
                 )
         return self.speed
 
@@ -179,6 +204,8 @@ class Training:
         self.record.save_if_older(-1 if validates else self.rhythm.save_seconds, step)
         if self.record.best_step == step:
             self.record.save_best()
+        if validates:
+            self.validated(row)
         self._since = time.perf_counter()
         return loss
 
