@@ -68,6 +68,7 @@ def test_a_seed_of_everything_comes_before_the_next():
     assert [cell.task for cell in found[:8]] == ["T4"] * 4 + ["T2"] * 4
     with pytest.raises(ValueError, match="tasks must be different ones of T4, T2, but are T1"):
         cells(BiasI, tasks=("T1",))
+    assert len(cells(BiasI, tasks=(), seeds=("1",))) == 8
 
 
 @pytest.mark.parametrize("sweep", SWEEPS.values(), ids=SWEEPS)

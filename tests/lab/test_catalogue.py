@@ -18,7 +18,7 @@ def listed(capsys, *arguments):
 
 
 def test_every_table_of_the_paper_is_there_with_its_command(tmp_path, capsys):
-    told = listed(capsys, "--runs", tmp_path)
+    told = listed(capsys, "--runs", tmp_path, "--results", tmp_path)
     assert list(told) == list(paper_tables()) == list(COMMANDS)
     for label, line in told.items():
         assert f"naju {COMMANDS[label]} " in line
@@ -28,7 +28,7 @@ def test_every_table_of_the_paper_is_there_with_its_command(tmp_path, capsys):
 
 
 def test_cells_and_steps_are_those_of_the_grids(tmp_path, capsys):
-    told = listed(capsys, "--runs", tmp_path)
+    told = listed(capsys, "--runs", tmp_path, "--results", tmp_path)
     assert " 0 of 60 " in told["tab:bf_sweep"]
     assert f" {5 * 6 * (46_860 + 46_875):,} steps " in told["tab:bf_sweep"]
     assert f" {6 * (1500 + 2500):,} steps " in told["tab:bf_sweep"]
@@ -47,12 +47,22 @@ def test_finished_cells_count_and_give_the_time(tmp_path, capsys):
     assert " 0 of 40 " in told["tab:bi_sweep"]
 
 
-def test_a_cost_in_words():
+def test_each_experiments_copies_may_have_a_folder_of_their_own(tmp_path, capsys):
+    for experiment, name in (("diagnostics", "naju-T4-f_bias6-s1"), ("mqar", "naju-d128-n64-lr0.001-s1")):
+        (tmp_path / experiment).mkdir()
+        (tmp_path / experiment / f"{name}.json").write_text(json.dumps({"experiment": experiment}))
+    told = listed(capsys, "--runs", tmp_path / "runs", "--results", tmp_path)
+    assert " 1 of 60 " in told["tab:bf_sweep"]
+    assert " 1 of 152 " in told["tab:mqar"]
+    assert " 0 of 45 " in told["tab:lra"]
+
+
+def test_a_cost_in_words(tmp_path):
     assert str(Cost(0, 0, 0, None)) == "none"
     assert str(Cost(2, 0, 2000, None)) == "2,000 steps"
     assert str(Cost(2, 1, 2000, 0.25)) == "2,000 steps, about 15 min"
     cells = [replace(tiny_run(), variant=str(number)) for number in range(3)]
-    assert cost(EXPERIMENTS[Diagnostics], cells, ListExperiments()) == (3, 0, 36, None)
+    assert cost(EXPERIMENTS[Diagnostics], cells, ListExperiments(results=tmp_path)) == (3, 0, 36, None)
 
 
 def test_measured_numbers_are_counted(tmp_path, capsys):

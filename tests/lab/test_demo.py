@@ -1,10 +1,10 @@
 """The demo from end to end, with a training too short to learn anything."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,8 @@ def config(folder: Path, **changes: object) -> DemoConfig:
 
 def test_it_trains_tests_draws_and_resumes(tmp_path, capsys):
     result = run_demo(config(tmp_path))
-    told = capsys.readouterr().out
+    told, progress = capsys.readouterr()
+    assert progress == ""  # a log is no terminal
     assert {len(losses) for losses in result.losses.values()} == {3}
     assert set(result.losses) == {"naju", "coupled"}
     for name in result.losses:
@@ -103,18 +104,27 @@ def test_impossible_sizes_are_refused_before_training(tmp_path, monkeypatch, cha
         run_demo(config(tmp_path, **changes))
 
 
+def _terminal() -> tuple[int, int]:
+    """What a person sees, and the end that a process writes to; 100 columns wide."""
+    import termios
+
+    screen, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (24, 100))
+    return screen, terminal
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent the POSIX way")
 def test_ctrl_c_during_training_is_one_line_and_130(tmp_path):
     command = "import sys; from naju.cli import main; main(['demo', '--output', sys.argv[1], '--steps', '100000'])"
-    run = subprocess.Popen(
-        [sys.executable, "-c", command, str(tmp_path)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
+    screen, terminal = _terminal()
+    run = subprocess.Popen([sys.executable, "-c", command, str(tmp_path)], stderr=terminal, stdout=subprocess.DEVNULL)
+    os.close(terminal)
     told = b""
-    deadline = time.monotonic() + 60
-    while b"loss" not in told and time.monotonic() < deadline:
-        told += os.read(run.stderr.fileno(), 4096)
+    while b"loss" not in told and select.select([screen], [], [], 60)[0]:
+        told += os.read(screen, 4096)
     run.send_signal(signal.SIGINT)
-    told += run.communicate(timeout=30)[1]
-    assert run.returncode == 130
+    assert run.wait(timeout=30) == 130
+    told += os.read(screen, 4096)
+    os.close(screen)
     assert told.decode().splitlines()[-1] == "naju: interrupted"
     assert b"Traceback" not in told

@@ -74,6 +74,8 @@ def test_changes_change_what_they_say():
     ("changes", "message"),
     [
         ({"size": "128"}, "size must look like d128-n16"),
+        ({"size": "d0-n16"}, "size must look like d128-n16"),
+        ({"sequences": 31}, "sequences must be at least a batch, 32, but is 31"),
         ({"epochs": 0}, "epochs must be a positive integer, but is 0"),
         ({"head": "round"}, "head must be 'linear' or 'hidden', but is 'round'"),
     ],

@@ -9,6 +9,8 @@ from test_mqar_grid import written as recall
 from written_results import result, write
 
 from naju.lab.ablations import SWEEPS
+from naju.lab.lra import Lra
+from naju.lab.options import GridOptions
 from naju.lab.report import write_report
 from naju.lab.throughput import speed_tables
 
@@ -78,6 +80,38 @@ def test_recall_stands_beside_the_papers(tmp_path):
     assert cells[5] == "0.700 paper 0.384 +0.316"
 
 
+def arena(mixer, task, seed, share, **changes):
+    (run,) = Lra(task=(task,), mixers=(mixer,), seeds=(str(seed),), grid=GridOptions(device="cpu"), **changes).cells()
+    facts = {"experiment": "lra", "mixer": mixer, "task": task, "variant": run.variant, "seed": seed}
+    curve = [[100, 2.0, None], [200, 1.5, 0.1], [400, 1.2, share]]
+    return {**facts, "config": run.to_json(), "test_accuracy": share, "outcome": "finished", "curve": curve}
+
+
+def test_running_out_of_memory_is_told_beside_the_papers(tmp_path):
+    ran_out = arena("mlstm", "image", 1, None) | {"outcome": "out of memory", "reason": "no room", "curve": []}
+    assert row(pages(tmp_path, ran_out)["lra"], "lra-1", "mlstm")[3] == "out of memory paper 0.461"
+
+
+def test_the_arena_has_its_curves_and_says_what_its_budget_was(tmp_path):
+    results = [arena("naju", "image", seed, 0.5, budget=0.2) for seed in (1, 2)] + [arena("mamba", "image", 1, 0.25)]
+    page = pages(tmp_path, *results)["lra"]
+    image = row(page, "lra-1", "naju (budget0.2)")[3]
+    assert image.startswith("0.500 ± 0.000 2 seeds worst 0.500 paper 0.561±0.005 −0.061 [")
+    assert row(page, "lra-1", "mamba")[3] == "0.250 1 seed paper 0.513±0.002 −0.263"
+    assert row(page, "lra-1", "mamba")[0] == "– paper 0.464±0.010"
+    assert "1 of 45 runs at the paper&#39;s budget, 3 in all" in page
+    assert "Reduced or changed here: budget0.2, image: 10 of 50 epochs, 45,000 of 45,000 examples" in page
+    assert page.count("<figure") == 1
+    for title in ("naju (budget0.2), seed 1", "naju (budget0.2), seed 2", "mamba, seed 1"):
+        assert f"<title>{title}</title>" in page
+
+
+@pytest.mark.parametrize("curve", [[[1, 2.0]], [["x", 1.0, None]], 5, [[10**400, 1.0, 0.5]], [[1, 1.0, "high"]]])
+def test_an_arena_result_with_a_broken_curve_is_named(curve, tmp_path):
+    made = pages(tmp_path, arena("naju", "image", 1, 0.5) | {"curve": curve})
+    assert "0.json cannot be read as a result" in made["index"]
+
+
 def measured(model, length, seconds, **changes):
     facts = {"bench": "forward", "model": model, "mode": "eager", "batch": 8, "n_layers": 4, "d_model": 256}
     machine = {"machine": {"accelerator": "a GPU"}}
@@ -112,7 +146,7 @@ def test_copies_in_a_folder_each_are_found(tmp_path):
 
 
 @needs_chromium
-@pytest.mark.parametrize("name", ["mqar", "bias-f", "throughput"])
+@pytest.mark.parametrize("name", ["mqar", "bias-f", "lra", "throughput"])
 def test_the_browser_shows_the_same_tables(name, tmp_path):
     made = pages(tmp_path, swept("T4", 1), recall(1e-3, 1, 0.8, 0.9, 0.5))
     assert tables(opened(tmp_path / "report" / f"{name}.html")) == tables(made[name])

@@ -215,7 +215,8 @@ def test_a_mixer_without_gates_is_refused_in_a_sentence(tmp_path, capsys):
     [
         (("--layers", "2"), "layers must name some of 0, 1, but holds 2"),
         (("--channels", "99"), "channels must name some of"),
-        (("--task", "T9"), "unknown task 'T9'"),
+        (("--task", "T9"), "task must be one of the event tasks T1 to T4, but is 'T9'"),
+        (("--task", "MQAR"), "task must be one of the event tasks T1 to T4, but is 'MQAR'"),
         (("--length", "10"), "length must be at least"),
     ],
 )

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from naju.lab import lra_run
+from naju.lab import lra, lra_run
 from naju.lab.lra import Lra, describe_lra, lra_rows, told_lra
 from naju.lab.lra_cost import step_cost
-from naju.lab.lra_run import LraModel, LraRun, PaddingAware, ran_out_of_memory, run_lra
+from naju.lab.lra_run import LraModel, LraRun, PaddingAware, limited, ran_out_of_memory, run_lra
 from naju.lab.options import GridOptions
 from naju.lab.runs import RunFolder
 from naju.mixers import MIXERS
@@ -125,7 +125,7 @@ def test_an_empty_text_has_an_answer_like_any_other():
 
 def test_cells_have_the_recipe_of_the_paper():
     cells = Lra(mixers=("naju", "mamba"), grid=CPU).cells()
-    assert len(cells) == 10
+    assert [cell.training.seed for cell in cells] == [1] * 10 + [2] * 10 + [3] * 10
     assert {cell.task: cell.training.steps for cell in cells} == {
         "listops": 50 * 3000,
         "text": 50 * 703,
@@ -154,12 +154,38 @@ def test_a_budget_shortens_the_schedule_of_all_alike_and_marks_the_variant():
         ({"task": ("cifar",)}, "task must be different ones of listops, text"),
         ({"mixers": ("naju", "naju")}, "mixers must be different ones"),
         ({"task": ("text",), "sequences": 30_000}, "sequences must be at most 22,500 for text here, but is 30,000"),
+        ({"sequences": 0}, "sequences must be a positive integer, but is 0"),
         ({"task": ("text",), "quick": True}, "task must be different ones of listops, pathfinder"),
     ],
 )
 def test_bad_options_are_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         Lra(**options, grid=CPU).cells()
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_fewer_sequences_are_of_all_classes_where_a_file_has_one_after_the_other(width):
+    texts = [bytes([number]) * (1 + number % 3) for number in range(100) for _ in range(width)]
+    examples = byte_examples(texts, [0] * 50 + [1] * 50, 24)
+    fewer = limited(examples, 20)
+    assert fewer.labels.tolist() == [0] * 10 + [1] * 10
+    assert [int(fewer.sequence(row * width)[0]) for row in range(20)] == list(range(0, 100, 5))
+    assert limited(examples, 100) is examples
+    with pytest.raises(ValueError, match="sequences must be at most the 100"):
+        limited(examples, 101)
+
+
+def test_no_mixers_are_those_that_are_compared():
+    names = [cell.name for cell in Lra(mixers=(), grid=CPU).cells()]
+    assert names == [cell.name for cell in Lra(grid=CPU).cells()]
+    assert {name.split("-")[0] for name in names} == {"naju", "mamba2", "mamba"}
+
+
+def test_absent_data_are_found_out_before_anything_is_generated(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(lra, "load_data", lambda task, *where: loaded.append(task.name))
+    Lra(grid=CPU).prepare()
+    assert loaded == ["text", "retrieval", "image", "listops", "pathfinder"]
 
 
 def told(mixer, task, share, *, seed=1, variant="default"):
@@ -194,6 +220,24 @@ def test_the_table_has_ours_beside_the_papers_and_the_published_rows():
     text = told_lra(results)
     assert "0.520±0.028 (0.500) | 0.554±0.012" in text
     assert "0.704 | 0.725" in text
+
+
+def test_the_quick_grid_stands_beside_nothing_of_the_papers():
+    (run, *_) = Lra(quick=True, grid=CPU).cells()
+    quick = told("naju", "listops", 0.2, variant=run.variant) | {"config": run.to_json()}
+    rows = {row.label: row for row in lra_rows([quick])}
+    assert rows["naju (quick)"].cells["listops"].comparison.paper is None
+    assert rows["naju (quick)"].paper_average is None
+    assert rows["naju (paper)"].cells["listops"].comparison.paper.mean == 0.554
+
+
+def test_the_table_says_what_a_reduced_budget_was():
+    cells = Lra(task=("listops", "image"), mixers=("naju", "mamba"), budget=0.1, seeds=("1",), grid=CPU).cells()
+    results = [told(run.model.mixer, run.task, 0.4, variant=run.variant) | {"config": run.to_json()} for run in cells]
+    assert told_lra([*results, told("naju", "text", 0.8)]).splitlines()[-2:] == [
+        "budget0.1, listops: 5 of 50 epochs, 96,000 of 96,000 examples, 6 layers of width 128",
+        "budget0.1, image: 5 of 50 epochs, 45,000 of 45,000 examples, 6 layers of width 128",
+    ]
 
 
 @pytest.mark.parametrize("task", ["retrieval", "image"])

@@ -61,7 +61,8 @@ def test_the_grid_is_the_papers_table_four_times():
     assert {(run.model.mixer, run.model.d_model, run.model.mixer_options["d_state"]) for run in first} == {
         (mixer, width, 64) for mixer in ("naju", "mamba2", "mamba") for width in (128, 256)
     }
-    assert [run.training.lr for run in first[:4]] == list(RATES)
+    assert [run.training.lr for run in first] == [rate for rate in RATES for _ in range(6)]
+    assert [run.model.mixer for run in first[:6]] == ["naju", "naju", "mamba2", "mamba2", "mamba", "mamba"]
 
 
 def test_what_departs_from_the_protocol_shows_in_the_name():
@@ -82,6 +83,8 @@ def test_what_departs_from_the_protocol_shows_in_the_name():
         ({"mixers": ("gla",)}, "mixers must be different ones of attention, mlstm, mamba, mamba2, naju, but are gla"),
         ({"widths": (32,)}, "widths must be different ones of 64, 128, 256, 512, but are 32"),
         ({"mixers": ("attention",), "widths": (512,)}, "leave no cell that the table has"),
+        ({"epochs": 0}, "epochs must be a positive integer, but is 0"),
+        ({"rates": (1e-3, 0.001)}, "rates must differ in six digits, but are 0.001, 0.001"),
     ],
 )
 def test_a_choice_that_the_table_does_not_have_is_refused(options, message):

@@ -8,6 +8,7 @@ from tiny_runs import tiny_run
 
 from naju import cli
 from naju.lab.diagnostic_run import run_diagnostic
+from naju.lab.report.results import read_results
 from naju.lab.runs import Results, RunStore
 from naju.training import Reporter, StoppedError
 
@@ -52,6 +53,28 @@ def test_ls_tells_every_runs_status(store, capsys):
     assert "finished" in finished
     accuracy = store.find("naju-T4-default-s1").result()["accuracy"]
     assert f"64: {accuracy['64']['all']:.3f} 128: {accuracy['128']['all']:.3f}" in finished
+
+
+def test_ls_tells_the_result_of_other_experiments_in_their_own_words(tmp_path, capsys):
+    folder = RunStore(tmp_path).folder("language", "naju-s1")
+    folder.begin({"seed": 1})
+    told = {"validation_perplexity": 31.5, "test_perplexity": None, "tokens_per_second": None, "seconds": 7.0}
+    folder.finish({"experiment": "language", **told})
+    assert naju("runs", "ls", "--runs", tmp_path) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("finished  validation perplexity 31.50 | 7 s")
+
+
+def test_a_model_that_a_run_keeps_is_no_run(tmp_path):
+    store = RunStore(tmp_path)
+    folder = store.folder("language", "naju-s1")
+    folder.begin({"seed": 1})
+    for run in (folder.path, tmp_path / "mine"):  # the latter as by `naju lm train --out`
+        (run / "best").mkdir(parents=True)
+        for place in (run, run / "best"):
+            (place / "config.json").write_text("{}")
+    assert [run.path for run in store.runs()] == [folder.path]
+    problems = read_results(tmp_path).problems
+    assert [problem.partition(" ")[0] for problem in problems] == ["language/naju-s1", "mine"]
 
 
 def test_ls_of_nothing(tmp_path, capsys):

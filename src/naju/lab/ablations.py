@@ -62,7 +62,7 @@ class Sweep:
     seeds: tuple[str, ...] = ()
     """Numbers and ranges, such as 1-3 5; without any: 1-5, or 1 for the quick grid."""
     tasks: tuple[str, ...] = TASKS
-    """T4, T2 or both, in the order in which they are filled."""
+    """T4, T2 or both, in the order in which they are filled; without any: both."""
     quick: bool = False
     """The narrow rows at a quarter of the width, with the small tasks of the quick diagnostics: minutes on a CPU."""
     grid: GridOptions = field(default_factory=GridOptions)
@@ -77,11 +77,12 @@ class Sweep:
 
     def cells(self) -> list[DiagnosticRun]:
         """In the order in which they are filled: a seed of everything before the next."""
-        check_names("tasks", self.tasks, TASKS)
+        tasks = self.tasks or TASKS
+        check_names("tasks", tasks, TASKS)
         protocol = QUICK if self.quick else FULL
         seeds = parse_seeds(self.seeds or (("1",) if self.quick else ("1-5",)))
         device, rows = self.grid.chosen_device(), self.rows(protocol)
-        return [row.run(protocol, task, seed, device) for seed in seeds for task in self.tasks for row in rows]
+        return [row.run(protocol, task, seed, device) for seed in seeds for task in tasks for row in rows]
 
 
 def _settings(table: str, options: Callable[[Mapping[str, Any]], dict[str, float]]) -> tuple[Setting, ...]:

@@ -16,7 +16,7 @@ from naju.lab.reproduce import EXPERIMENTS, Experiment, StoredCell
 from naju.lab.runs import Results, RunStore
 from naju.lab.throughput import speed_tables
 from naju.lab.wikitext import LanguageGrid
-from naju.lab.wikitext_run import WIKITEXT, Text
+from naju.lab.wikitext_run import PILOT, WIKITEXT, Text
 
 # The command behind each of the paper's tables.
 COMMANDS = {
@@ -47,8 +47,8 @@ SPEED = {"tab:throughput": slice(0, 2)}
 NOTES = """\
 Cost: the steps of all cells; time is these times the median seconds a step of the finished runs in these folders, one
 run after the other, and left out where there are none. Tables of one command share cells.
-tab:wt103 and its kind, tab:gate_rank: the cells are those of the whole of WikiText-103; other texts and budgets are in
-the report.
+Filled are cells at the paper's budget, on the whole of WikiText-103 where it is about language models; runs with other
+budgets and texts are in the report.
 tab:throughput: filled are those of the paper's numbers that one of ours stands beside."""
 
 
@@ -58,8 +58,8 @@ class ListExperiments:
 
     runs: Path = Path("runs")
     """Folder of the run store."""
-    results: Path | None = None
-    """Folder with copies of results."""
+    results: Path = Path("results")
+    """Folder with copies of results, all in it or each experiment's in a folder of its own."""
     rows: Path = RESULTS
     """Folder of the benchmarks' rows."""
 
@@ -107,10 +107,15 @@ def _standing(label: str, options: ListExperiments) -> tuple[str, str, str]:
 
 def cost(experiment: Experiment, cells: Sequence[StoredCell], options: ListExperiments) -> Cost:
     """The time of a step is that of the finished cells among these."""
-    store = Results(RunStore(options.runs), experiment.name, options.results)
+    store = Results(RunStore(options.runs), experiment.name, _copies(options, experiment.name))
     found = [result for cell in cells if (result := store.get(cell.name)) is not None]
     steps, seconds = sum(cell.steps for cell in cells), _seconds_a_step(found)
     return Cost(len(cells), len(found), steps, None if seconds is None else steps * seconds / 3600)
+
+
+def _copies(options: ListExperiments, experiment: str) -> Path:
+    own = options.results / experiment
+    return own if own.is_dir() else options.results
 
 
 def _measured(label: str, options: ListExperiments) -> str:
@@ -122,7 +127,7 @@ def _measured(label: str, options: ListExperiments) -> str:
 def _cells(kind: type[Any], label: str, options: ListExperiments) -> list[StoredCell]:
     """Those of the command that this table is about."""
     if issubclass(kind, LanguageGrid):
-        grid = GridOptions(runs=options.runs, results=options.results)
+        grid = GridOptions(runs=options.runs, results=_copies(options, PILOT))
         return list(kind(grid=grid).cells_on(Text(WIKITEXT, {})))
     return _of_table(kind().cells(), label)
 

@@ -10,7 +10,7 @@ from naju.lab.report.results import BOARDS, Model, Result, Seeds
 from naju.tasks import TASKS
 
 Styles = Mapping[str, int]
-Curves = Mapping[tuple[str, int], Sequence[tuple[float, float]]]  # of a label and a seed
+Curves = Mapping[tuple[str, int | str], Sequence[tuple[float, float]]]  # of a label and a seed
 # Accuracies, with room for a marker at either end.
 SHARES = linear(-0.03, 1.03, parts=6)
 
@@ -107,13 +107,14 @@ def validation_accuracy(task: str, models: Sequence[Model], styles: Styles) -> C
         for model in models
         for run in model.of(task)
     }
+    return run_curves(f"{task}: validation accuracy at the training length", curves, styles)
+
+
+def run_curves(title: str, curves: Curves, styles: Styles) -> Chart:
+    """Accuracies against steps, a line a run."""
+    last = max((step for curve in curves.values() for step, _ in curve), default=1.0)
     return Chart(
-        title=f"{task}: validation accuracy at the training length",
-        x_label="step",
-        y_label="accuracy",
-        x=linear(0.0, _last_step(task, models)),
-        y=SHARES,
-        lines=_run_lines(curves, styles),
+        title=title, x_label="step", y_label="accuracy", x=linear(0.0, last), y=SHARES, lines=_run_lines(curves, styles)
     )
 
 

@@ -12,14 +12,17 @@ from naju.lab.ablations import PAPER_SEEDS, SWEEPS, Sweep, SweepRow, SweepTable,
 from naju.lab.comparison import Comparison
 from naju.lab.diagnostic_run import EXPERIMENT
 from naju.lab.diagnostics import FULL, SUCCESS
-from naju.lab.lra import LraCell, lra_rows
+from naju.lab.lra import CHOICES, COMPARED, Lra, LraCell, departures, lra_rows, model_label
 from naju.lab.lra_run import EXPERIMENT as LRA
+from naju.lab.lra_run import OUT_OF_MEMORY
 from naju.lab.mqar import EPOCHS, RATES, Mqar, RecallRow, RecallTable, recall_tables
 from naju.lab.mqar import FULL as FULL_MQAR
 from naju.lab.mqar_run import EXPERIMENT as MQAR
+from naju.lab.pages import Chart
 from naju.lab.paper import paper_tables
+from naju.lab.report.charts import run_curves
 from naju.lab.report.gaps import deviations
-from naju.lab.report.results import Reading, Result, group_models
+from naju.lab.report.results import Reading, Result, Written, curve_of, group_models
 from naju.lab.throughput import RIVAL, Pair, SpeedTable, speed_tables
 from naju.tasks.lra import LRA as LRA_TASKS
 
@@ -69,6 +72,8 @@ class Page:
     standing: str
     tables: tuple[Table, ...]
     notes: tuple[str, ...]
+    charts: tuple[Chart, ...] = ()
+    legend: tuple[tuple[str, int], ...] = ()  # labels with their styles
 
     @property
     def file(self) -> str:
@@ -120,8 +125,9 @@ def _mqar_page(reading: Reading) -> Page:
     finished = sum(table.runs for table in tables if table.is_papers)
     notes = [
         f"The protocol has {EPOCHS} epochs of {sum(s.examples for s in FULL_MQAR.data.training):,} sequences and "
-        f"{len(RATES)} learning rates, one seed: {cells} runs. Two mixer blocks for every model, which the paper does "
-        "not say; all batches are full, and their order is one random order in every epoch.",
+        f"{len(RATES)} learning rates, one seed: {cells} runs. Two mixer blocks for every model, embeddings that "
+        "begin with a deviation of 0.02 and mixers that begin as everywhere here, which the paper does not say; all "
+        "batches are full, and their order is one random order in every epoch.",
         *(f"Reduced or changed here: {table.title}." for table in tables if not table.is_papers),
         *(note for table in tables for note in _rate_notes(table)),
         "A model's rate is the one with the best last validation, never the best test.",
@@ -149,20 +155,39 @@ def _recall_row(row: RecallRow) -> Row:
 
 
 def _lra_page(reading: Reading) -> Page:
+    results, cells = reading.of(LRA), len(Lra().cells())
     rows = [
         Row(row.label, (*(_lra_cell(row.cells[task]) for task in LRA_TASKS), _average(row.average, row.paper_average)))
-        for row in lra_rows(reading.of(LRA))
+        for row in lra_rows(results)
     ]
     about = "Test accuracy of six bidirectional layers; published rows are the literature's, with other recipes."
     table = Table("Test accuracy", (*LRA_TASKS, "average"), tuple(rows))
-    notes = ("A label in brackets names what departs from the paper's recipe.", INTERVAL)
-    return Page("lra", page_title("lra"), about, f"{len(reading.of(LRA))} runs", (table,), notes)
+    finished = sum(one["mixer"] in COMPARED and one["variant"] == "default" for one in results)
+    standing = f"{finished} of {cells} runs at the paper's budget, {len(results)} in all"
+    reduced = [f"Reduced or changed here: {one}." for one in departures(results)]
+    notes = (*reduced, CHOICES, INTERVAL)
+    return Page("lra", page_title("lra"), about, standing, (table,), notes, *_lra_charts(results))
+
+
+def _lra_charts(results: Sequence[Written]) -> tuple[tuple[Chart, ...], tuple[tuple[str, int], ...]]:
+    """Validation accuracies, a chart a task, and the labels of all models that are in them with their styles."""
+    styles = {row.label: style for style, row in enumerate(lra_rows(results))}
+    curves: dict[str, dict[tuple[str, int | str], Sequence[tuple[float, float]]]] = {task: {} for task in LRA_TASKS}
+    for one in results:
+        points = [(step, share) for step, _, share in curve_of(one.get("curve", [])) if share is not None]
+        if points and one["task"] in curves:
+            curves[one["task"]][model_label(one["mixer"], one["variant"]), str(one["seed"])] = points
+    charts = [run_curves(f"{task}: validation accuracy", found, styles) for task, found in curves.items() if found]
+    shown = {label for found in curves.values() for label, _ in found}
+    return tuple(charts), tuple((label, style) for label, style in styles.items() if label in shown)
 
 
 def _lra_cell(cell: LraCell) -> Cell:
-    if cell.ran_out and not cell.comparison.values:
-        return Cell(("out of memory", *_compared(cell.comparison, 3).lines[1:]))
-    return _compared(cell.comparison, 3)
+    ours, *rest = (told := _compared(cell.comparison, 3)).lines
+    seeds = len(cell.comparison.values)
+    if seeds == 0:
+        return Cell((OUT_OF_MEMORY if cell.ran_out else ours, *rest), told.shade)
+    return Cell((ours, f"{seeds} seed{'' if seeds == 1 else 's'}", *rest), told.shade)
 
 
 def _average(ours: float | None, paper: float | None) -> Cell:

@@ -13,7 +13,7 @@ from naju.lab.diagnostic_run import EXPERIMENT
 from naju.lab.diagnostics import FULL, SUCCESS, TASKS, spread
 from naju.lab.paper import PaperModel, diagnostics
 from naju.lab.reproduce import EXPERIMENTS, tables_of
-from naju.lab.runs import CONFIG, RESULT
+from naju.lab.runs import CONFIG, RESULT, is_inside_a_run
 
 Written = Mapping[str, Any]  # a result as its file has it
 GROWING = "T4 growing"
@@ -139,7 +139,7 @@ def read_results(folder: Path) -> Reading:
         if cell not in cells or str(cells[cell].get("when", "")) <= str(found.get("when", "")):
             cells[cell] = found
     begun = (path.parent for path in sorted(folder.rglob(CONFIG)))
-    unfinished = [run for run in begun if not (run / RESULT).exists()]
+    unfinished = [run for run in begun if not (run / RESULT).exists() and not is_inside_a_run(run)]
     problems += [f"{run.relative_to(folder)} has a config but no result: unfinished" for run in unfinished]
     written = list(cells.values())
     return Reading([parse_result(one) for one in written if _experiment(one) == EXPERIMENT], problems, written)
@@ -170,6 +170,7 @@ def _checked(found: Any) -> Written:
         raise ValueError(f"no experiment is called {_experiment(found)!r}")
     try:
         tables_of(found)
+        curve_of(found.get("curve", []))
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"its experiment cannot show it ({type(error).__name__}: {error})") from error
     return found
@@ -196,7 +197,7 @@ def parse_result(read: Written) -> Result:
             train_accuracy=_share(read["train_accuracy"]),
             best_validation=_share(read["best_validation"]),
             accuracy={board: _by_length(rows) for board, rows in boards.items() if rows},
-            curve=[_curve_point(*point) for point in read["curve"]],
+            curve=curve_of(read["curve"]),
             machine=_machine(read.get("machine")),
             when=str(read.get("when", "")),
         )
@@ -204,6 +205,11 @@ def parse_result(read: Written) -> Result:
         raise ValueError(f"{error.args[0]!r} is missing") from error
     except (TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"a value has another type than expected ({error})") from error
+
+
+def curve_of(points: Sequence[Sequence[Any]]) -> list[tuple[int, float, float | None]]:
+    """Steps, losses and validation accuracies."""
+    return [_curve_point(*point) for point in points]
 
 
 def group_models(results: Sequence[Result]) -> list[Model]:
@@ -267,7 +273,7 @@ def _refuse(constant: str) -> float:
 
 
 def _curve_point(step: int, loss: float, validation: float | None) -> tuple[int, float, float | None]:
-    if not math.isfinite(loss):
+    if not (math.isfinite(step) and math.isfinite(loss)):
         raise ValueError(f"the loss at step {step} is {loss}")
     return int(step), float(loss), None if validation is None else float(validation)
 
