@@ -1,6 +1,13 @@
 """The command as a person meets it: help, bad options, interruption, exit codes."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import torch
 
 import naju
 from naju import cli
@@ -49,13 +56,55 @@ def test_bad_values_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None
     assert told.count("\n") == 1
 
 
-def test_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("errors", "--lengths", "8", "--backends", "chonked"), "backends must be some of .* but hold 'chonked'"),
+        (("stress", "--backends", "chonked"), "backends must be some of .* but hold 'chonked'"),
+        (("forward", "--lengths", "8", "--against", "mamba9"), "unknown model 'mamba9'; expected one of naju, "),
+        (("steps", "--seconds", "nan"), "seconds must be positive and finite, but is nan"),
+        (("model", "--d-model", "65"), "d_model must be a multiple of 32 for Mamba-2's heads of 64, but is 65"),
+    ],
+)
+def test_a_bench_refuses_what_it_cannot_measure(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("bench", *arguments, "--out", str(tmp_path)) == 2
+    told = capsys.readouterr().err
+    assert re.fullmatch(f"naju: {sentence}.*\n", told)
+
+
+def test_a_bench_looks_whether_it_can_write_before_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "run_scan_bench", lambda _: pytest.fail("measured"))
+    (tmp_path / "file").touch()
+    assert run("bench", "scan", "--out", str(tmp_path / "file")) == 2
+    assert "cannot be written: File exists" in capsys.readouterr().err
+
+
+def test_interruption_exits_with_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupted(config: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "run_scan_bench", interrupted)
-    assert run("bench", "scan") == 130
+    assert run("bench", "scan", "--out", str(tmp_path)) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    told = subprocess.run([sys.executable, "-m", "naju.cli", "tasks", "ls"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (told.returncode, told.stderr) == (141, b"")
+
+
+def test_an_error_of_the_system_is_told_without_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("report", ".", "-o", __file__) == 2
+    assert capsys.readouterr().err == f"naju: {__file__}: File exists\n"
 
 
 def test_doctor_tests_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,3 +126,17 @@ def test_doctor_reports_a_wrong_backend(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(doctor, "naju_scan", slightly_off)
     assert run("doctor") == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+def test_doctor_sees_nan_in_any_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from naju import doctor
+
+    honest = doctor._scan_and_gradients
+
+    def last_is_nan(backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        *others, last = honest(backend, dtype)
+        return [*others, last * float("nan") if backend == "chunked" else last]
+
+    monkeypatch.setattr(doctor, "_scan_and_gradients", last_is_nan)
+    assert run("doctor") == 1
+    assert "WRONG: largest relative error nan" in capsys.readouterr().out

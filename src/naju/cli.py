@@ -1,7 +1,8 @@
-"""The `naju` command. Each subcommand is a config and a function; heavy imports wait until one is chosen."""
+"""The `naju` command. Each subcommand is a config and a function, which imports what not every machine has."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from naju.bench.errors import ErrorsBench, run_errors_bench
 from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.model import ModelBench, run_model_bench
 from naju.bench.rows import RESULTS as BENCHMARKS
+from naju.bench.rows import check_writable
 from naju.bench.scan import ScanBench, run_scan_bench
 from naju.bench.soak import SoakBench, run_soak_bench
 from naju.bench.stress import StressBench, run_stress_bench
@@ -83,6 +85,7 @@ def bench(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Ben
     }
     check_sizes(config)
     usable_device(getattr(config, "device", "auto"))
+    check_writable(config.out)
     runners[type(config)](config)
 
 
@@ -136,7 +139,7 @@ Experiments = (
 
 
 def reproduce(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Experiments]]) -> None:
-    """Fill an experiment's grid of runs, going on where it was left, and print its tables; --list shows all of them."""
+    """Fill an experiment's grid of runs, going on where it was left, and print its tables; `ls` shows them all."""
     if isinstance(config, ListExperiments):
         list_experiments(config)
     elif isinstance(config, Throughput):
@@ -182,7 +185,7 @@ def lm(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Langua
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit codes: 0 done, 1 something is wrong here, 2 bad input, 130 interrupted."""
+    """Exit codes: 0 done, 1 something is wrong here, 2 bad input, 130 interrupted, 141 nobody reads the output."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments) == ["--version"]:
         print(f"naju {naju.__version__}")
@@ -201,11 +204,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "lm": lm,
     }
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            commands, prog="naju", description=naju.__doc__, args=list(arguments) or ["--help"]
-        )
+        try:
+            tyro.extras.subcommand_cli_from_dict(
+                commands, prog="naju", description=naju.__doc__, args=list(arguments) or ["--help"]
+            )
+        finally:
+            print(end="", flush=True)  # here a pipe that nobody reads is an error that can be caught
+    except BrokenPipeError:
+        _end_like_a_pipe()
     except (ValueError, TypeError, OSError, FloatingPointError, OverflowError, ImportError) as error:
-        _refuse(str(error))
+        _refuse(_told(error))
     except (MemoryError, RuntimeError) as error:
         if not _wants_too_much_memory(error):
             raise
@@ -213,6 +221,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("naju: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _end_like_a_pipe() -> NoReturn:
+    """As a program does whose reader, such as `head`, has had enough: what is left of its output goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)  # 128 + SIGPIPE
+
+
+def _told(error: Exception) -> str:
+    """Without the number of a system's error."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def _refuse(sentence: str) -> NoReturn:

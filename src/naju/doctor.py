@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 import naju
-from naju.bench.rows import package_version
+from naju.bench.rows import machine, package_version
 from naju.scan import backends, naju_scan
 
 TOLERANCE = 1e-5
-OPTIONAL = ("triton", "transformers", "matplotlib", "safetensors", "numpy")
+PACKAGES = ("numpy", "safetensors", "triton", "transformers", "matplotlib")
 
 
 def run_doctor() -> bool:
     """Print the report; False if a backend that should run gives wrong results."""
     print(f"naju {naju.__version__}, python {platform.python_version()}, torch {torch.__version__}")
-    print(", ".join(f"{name} {package_version(name) or 'not installed'}" for name in OPTIONAL))
-    print(f"CPU: {platform.machine()}, {torch.get_num_threads()} threads")
-    print(f"GPU: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'none that torch can use'}")
+    print(", ".join(f"{name} {package_version(name) or 'not installed'}" for name in PACKAGES))
+    found = machine()
+    print(f"CPU: {found['processor']}, cores: {found['cores']}, threads of torch: {found['threads']}")
+    print(f"GPU: {found['accelerator'] or 'none that torch can use'}")
     print("scan backends, in order of preference:")
     healthy = True
     for name, missing in backends().items():
@@ -41,9 +42,8 @@ def _self_test(name: str) -> tuple[str, bool]:
         seconds = time.perf_counter() - start
     except Exception as broken:  # a report has to go on: whatever broke is what the reader needs to see
         return f"FAILS: {type(broken).__name__}: {broken}", False
-    error = max(
-        _relative_error(a, b) for a, b in zip(got, _scan_and_gradients("reference", torch.float64), strict=True)
-    )
+    wanted = _scan_and_gradients("reference", torch.float64)
+    error = float(torch.tensor([_relative_error(*pair) for pair in zip(got, wanted, strict=True)]).max())  # or NaN
     good = error <= TOLERANCE
     return f"{'ok' if good else 'WRONG'}: largest relative error {error:.1e}, {seconds * 1e3:.1f} ms", good
 

@@ -263,14 +263,21 @@ def test_saving_over_a_folder_leaves_no_partial_file(state, tmp_path):
     assert os.listdir(tmp_path / "state") == []
 
 
+@pytest.mark.skipif(os.name == "nt", reason="modes are POSIX's")
+def test_a_saved_state_is_as_readable_as_any_new_file(state, tmp_path):
+    state.save(tmp_path / "state")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "state").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_a_write_that_fails_halfway_leaves_the_old_file(state, tmp_path, monkeypatch):
-    def full_disk(tensors, path, metadata):
+    def full_disk(path, data):
         with open(path, "wb") as file:
             file.write(b"half")
         raise OSError("no space left on device")
 
     state.save(tmp_path / "state")
-    monkeypatch.setattr("naju.mixers.state.save_file", full_disk)
+    monkeypatch.setattr("pathlib.Path.write_bytes", full_disk)
     with pytest.raises(OSError, match="no space left"):
         state[:1].save(tmp_path / "state")
     assert os.listdir(tmp_path) == ["state"]

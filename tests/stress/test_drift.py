@@ -83,14 +83,14 @@ def test_a_backend_that_leaks_shows(monkeypatch):
 
     def leaking(*, backend, **inputs):
         y, state = honest(**inputs, backend="chunked")
-        return y, state * (1 - 1e-6) if backend == "leaking" else state
+        return y, state * (1 - 1e-6) if backend == "associative" else state
 
     monkeypatch.setattr(stress, "naju_scan", leaking)
-    bench = StressBench(lengths=(100, 1000), piece=10, backends=("leaking", "chunked"), dtypes=("float64",))
+    bench = StressBench(lengths=(100, 1000), piece=10, backends=("associative", "chunked"), dtypes=("float64",))
     found = {(row["backend"], row["gates"], row["length"]): row["state"] for row in stress_rows(bench)}
     assert found["chunked", "near 1", 1000] < 1e-12
-    assert found["leaking", "near 1", 100] > 1e-6
-    assert found["leaking", "near 1", 1000] > 3 * found["leaking", "near 1", 100]
+    assert found["associative", "near 1", 100] > 1e-6
+    assert found["associative", "near 1", 1000] > 3 * found["associative", "near 1", 100]
 
 
 def test_infinite_outputs_are_counted(monkeypatch):

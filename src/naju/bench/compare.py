@@ -153,8 +153,8 @@ def result_rows(results: Results, about: Callable[[str], Mapping[str, Any]], aga
 
 
 def print_comparison(rows: Sequence[Mapping[str, Any]], against: str, key: str, unit: str, scale: float = 1.0) -> None:
-    """A line for each model: for every mode `key` times `scale` and its ratio to the peer; then what the fastest mode
-    achieved, memory and reasons."""
+    """A line for each model: for every mode `key` times `scale` and its time over the peer's; then what the fastest
+    mode achieved, memory and reasons."""
     lines: dict[str, dict[str, Any]] = {}
     for row in rows:
         line = lines.setdefault(row["model"], {"model": row["model"], "N": row["d_state"]})
@@ -162,14 +162,14 @@ def print_comparison(rows: Sequence[Mapping[str, Any]], against: str, key: str, 
         if "reason" in row:
             line["reason"] = row["reason"]
             continue
-        line |= {f"{mode} {unit}": row[key] * scale, f"{mode} / {against}": row[f"time_over_{against}"]}
+        line |= {f"{mode} {unit}": row[key] * scale, f"{mode} time / {against}": row[f"time_over_{against}"]}
         if row["peak_bytes"] is not None:
             line["MB"] = max(line.get("MB", 0.0), row["peak_bytes"] / 1e6)
         for column, achieved, unit_of_it in RATES:
             if achieved in row:
                 line[column] = max(line.get(column, 0.0), row[achieved] / unit_of_it)
     modes = dict.fromkeys(row["mode"] for row in rows)
-    columns = [column for mode in modes for column in (f"{mode} {unit}", f"{mode} / {against}")]
+    columns = [column for mode in modes for column in (f"{mode} {unit}", f"{mode} time / {against}")]
     achieved_columns = [column for column, achieved, _ in RATES if any(achieved in row for row in rows)]
     print_table(list(lines.values()), ["model", "N", *columns, *achieved_columns, "MB", "reason"])
 

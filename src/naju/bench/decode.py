@@ -24,8 +24,8 @@ from naju.bench.compare import (
     sizes_of,
 )
 from naju.bench.measure import Run, default_device
-from naju.bench.peers import check_names
-from naju.bench.rows import RESULTS, save_rows
+from naju.bench.peers import PeerMissingError, check_names
+from naju.bench.rows import RESULTS, save_rows, told
 from naju.bench.shells import ResidualStack, build_stack
 from naju.mixers import Mixer, State
 
@@ -44,8 +44,7 @@ class DecodeBench:
     """names from naju.bench.peers; one that cannot run here becomes a row with the reason"""
     batches: tuple[int, ...] = (1, 64)
     contexts: tuple[int, ...] | None = None
-    """tokens that Naju has read before, by default 1,024 to 1,048,576 on a GPU; the peers start with an empty memory,
-    which is as large as a full one"""
+    """tokens that Naju has read, by default 1,024 to 1,048,576 on a GPU; a peer's empty memory is as large as full"""
     n_layers: int = 4
     d_model: int = 256
     d_state: int = 64
@@ -61,7 +60,7 @@ class DecodeBench:
 
 
 def run_decode_bench(bench: DecodeBench) -> None:
-    check_names(bench.models)
+    check_names((*bench.models, bench.against))
     contexts = given_or_default("contexts", bench.contexts, CONTEXTS, bench.device)
     stacks = build_all(bench.models, lambda name: _stack(bench, name))
     decoders = {label: decoder for name, stack in stacks.items() for label, decoder in _decoders(name, stack, contexts)}
@@ -122,6 +121,8 @@ def _read(stack: ResidualStack, context: int) -> list[State]:
 
 
 def _cache(mixer: nn.Module, batch: int) -> tuple[Tensor, Tensor]:
+    if not hasattr(mixer, "allocate_inference_cache"):
+        raise PeerMissingError(f"{type(mixer).__name__} has no step for one token here")
     cache: tuple[Tensor, Tensor] = mixer.allocate_inference_cache(batch, 0)  # type: ignore[operator]
     return cache
 
@@ -148,7 +149,7 @@ def _at_batch(bench: DecodeBench, decoders: Mapping[str, Decoder | Failed], batc
 
     rows = result_rows(results, about, bench.against)
     rows = [{"bench": "decode", **row, **_per_token(row)} for row in rows]
-    print(f"\none decoding step, {shape}")
+    print(f"\none decoding step, {told(shape)}")
     print_comparison(rows, bench.against, "microseconds_per_step", "us")
     return rows
 

@@ -40,7 +40,7 @@ class ErrorsBench:
 
 
 def run_errors_bench(bench: ErrorsBench) -> None:
-    names = bench.backends or _that_run_on(bench.device)
+    names = chosen_backends(bench.backends, bench.device, without=SLOW)
     for length in at_least_one("lengths", bench.lengths):
         rows = [row for gates in GATES for dtype in bench.dtypes for row in _rows(bench, names, length, gates, dtype)]
         print(f"\nrelative error against float64, length {length}, d_inner {bench.d_inner}, d_state {bench.d_state}")
@@ -49,10 +49,14 @@ def run_errors_bench(bench: ErrorsBench) -> None:
     print(f"rows appended to {path}")
 
 
-def _that_run_on(device: str) -> list[str]:
-    """Backends that can run on this kind of device, without the slow ones."""
-    elsewhere = {"cpu_compiled"} if torch.device(device).type == "cuda" else set()
-    return [name for name, missing in backends().items() if missing is None and name not in {*SLOW, *elsewhere}]
+def chosen_backends(names: Sequence[str] | None, device: str, without: Sequence[str] = ()) -> Sequence[str]:
+    """Those, or else all `without` some that can run on this kind of device."""
+    known = backends()
+    strangers = [name for name in names or () if name not in known]
+    if strangers:
+        raise ValueError(f"backends must be some of {', '.join(known)}, but hold {strangers[0]!r}")
+    elsewhere = ("cpu_compiled",) if torch.device(device).type == "cuda" else ()
+    return names or [name for name, missing in known.items() if missing is None and name not in (*without, *elsewhere)]
 
 
 def _rows(bench: ErrorsBench, names: Sequence[str], length: int, gates: str, dtype: str) -> list[dict[str, Any]]:

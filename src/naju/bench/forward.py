@@ -23,7 +23,7 @@ from naju.bench.compare import (
 )
 from naju.bench.measure import Run, default_device
 from naju.bench.peers import check_names
-from naju.bench.rows import RESULTS, save_rows
+from naju.bench.rows import RESULTS, save_rows, told
 from naju.bench.shells import build_stack
 from naju.bench.work import rates, work_of
 
@@ -70,7 +70,7 @@ class ForwardBench:
 
 
 def run_forward_bench(bench: ForwardBench) -> None:
-    check_names(bench.models)
+    check_names((*bench.models, bench.against))
     lengths = given_or_default("lengths", bench.lengths, LENGTHS, bench.device)
     modules = build_all(bench.models, lambda name: _stack(bench, name))
     rows = []
@@ -117,6 +117,6 @@ def _at_length(bench: ForwardBench, modules: Mapping[str, nn.Module | Failed], l
 
     rows = result_rows(results, about, bench.against)
     rows = [{"bench": "forward", **row, **rates(row)} for row in rows]
-    print(f"\nforward, no gradient, {shape}")
+    print(f"\nforward, no gradient, {told(shape)}")
     print_comparison(rows, bench.against, "median_s", "ms", 1e3)
     return rows

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from naju.bench.measure import peak_bytes, time_in_turn
 from naju.bench.peers import mamba2_config
-from naju.bench.rows import RESULTS, package_version, print_table, save_rows, timing_row
+from naju.bench.rows import RESULTS, package_version, print_table, save_rows, timing_row, told
 from naju.bench.training import training_step
 from naju.models import LanguageModel, ModelConfig, ModelState
 
@@ -73,7 +73,7 @@ def _training(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
         | {"time_over_naju": timing.median / timings["naju"].median}
         for name, timing in timings.items()
     ]
-    print(f"training step (forward, backward, AdamW), float32, {shape}")
+    print(f"training step (forward, backward, AdamW), float32, {told(shape)}")
     print_table(rows, ["model", "median_s", "time_over_naju"])
     return rows
 

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from naju.mixers import build_mixer
 
 N_HEADS = 4
+HEAD = 64  # channels of a head of Mamba-2
 
 
 class PeerMissingError(RuntimeError):
@@ -84,14 +85,16 @@ def _mamba2_of_transformers(d_model: int, d_state: int) -> Peer:
 
 def mamba2_config(*, d_model: int, d_state: int, n_layers: int = 1, vocab_size: int = 1) -> Any:
     """transformers' configuration of the published Mamba-2 at these sizes."""
+    if 2 * d_model % HEAD:
+        raise ValueError(f"d_model must be a multiple of {HEAD // 2} for Mamba-2's heads of {HEAD}, but is {d_model}")
     return _package("transformers").Mamba2Config(
         vocab_size=vocab_size,
         hidden_size=d_model,
         num_hidden_layers=n_layers,
         state_size=d_state,
         expand=2,
-        head_dim=64,
-        num_heads=2 * d_model // 64,
+        head_dim=HEAD,
+        num_heads=2 * d_model // HEAD,
         n_groups=1,
         tie_word_embeddings=True,
         pad_token_id=0,

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -58,8 +59,23 @@ def save_rows(name: str, rows: Iterable[Mapping[str, Any]], folder: Path) -> Pat
     return path
 
 
+def check_writable(folder: Path) -> None:
+    """Find out before the work, not after it, that nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"output folder {str(folder)!r} cannot be written: {error.strerror}") from error
+
+
+def told(shape: Mapping[str, Any]) -> str:
+    """As one says it: batch 2, length 64."""
+    return ", ".join(f"{name} {value}" for name, value in shape.items())
+
+
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Columns of a handful of rows, numbers to three digits."""
+    """Columns of a handful of rows; numbers have three digits, or more before the point."""
     cells = [list(columns), *([_shown(row.get(column)) for column in columns] for row in rows)]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
     for line in cells:
@@ -69,7 +85,9 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> No
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e3 <= abs(value) < 1e12 else f"{value:.3g}"
+    return str(value)
 
 
 def _command() -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from naju.bench.measure import default_device, peak_bytes, time_in_turn
-from naju.bench.rows import RESULTS, print_table, save_rows, timing_row
+from naju.bench.rows import RESULTS, print_table, save_rows, timing_row, told
 from naju.bench.scan_inputs import scan_inputs
 from naju.bench.scan_kernels import kernel_rows
 from naju.scan import backends, naju_scan
@@ -65,7 +65,7 @@ def _against_reference(bench: ScanBench, names: list[str]) -> list[dict[str, Any
         | {"times_faster_than_reference": reference / timing.median}
         for name, timing in timings.items()
     ]
-    print(f"forward + backward, float32, {shape}")
+    print(f"forward + backward, float32, {told(shape)}")
     print_table(rows, ["backend", "median_s", "times_faster_than_reference"])
     return rows
 

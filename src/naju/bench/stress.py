@@ -17,11 +17,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from naju.bench.compare import Failed, at_least_one, attempt
-from naju.bench.errors import Tensors
+from naju.bench.errors import Tensors, chosen_backends
 from naju.bench.measure import default_device
 from naju.bench.rows import RESULTS, print_table, save_rows
 from naju.bench.stress_plot import draw_drift
-from naju.scan import backends, naju_scan
+from naju.scan import naju_scan
 
 HALF = 500  # tokens from one change to the next where gates alternate slowly
 LENGTHS = (1000, 4000, 16_000, 65_000, 250_000, 1_000_000)
@@ -103,7 +103,7 @@ class StreamedDtype:
 
     def __init__(self, bench: StressBench, dtype: DTypeName) -> None:
         self.bench, self.dtype, self.truth = bench, dtype, Contender(bench.truth)
-        names = bench.backends or _that_run_on(bench.device)
+        names = chosen_backends(bench.backends, bench.device)
         # The truth in its own dtype is no contender.
         self.contenders = [Contender(name) for name in names if (name, dtype) != (bench.truth, "float64")]
 
@@ -173,8 +173,3 @@ def _squares(tensor: Tensor) -> Tensor:
 
 def _or_none(error: float) -> float | None:
     return error if math.isfinite(error) else None
-
-
-def _that_run_on(device: str) -> list[str]:
-    elsewhere = {"cpu_compiled"} if torch.device(device).type == "cuda" else set()
-    return [name for name, missing in backends().items() if missing is None and name not in elsewhere]

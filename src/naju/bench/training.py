@@ -23,7 +23,7 @@ from naju.bench.compare import (
 )
 from naju.bench.measure import Run, default_device
 from naju.bench.peers import check_names
-from naju.bench.rows import RESULTS, save_rows
+from naju.bench.rows import RESULTS, save_rows, told
 from naju.bench.shells import LanguageShell, ResidualStack
 from naju.bench.work import rates, work_of
 
@@ -71,7 +71,7 @@ class TrainingBench:
 
 
 def run_training_bench(bench: TrainingBench) -> None:
-    check_names(bench.models)
+    check_names((*bench.models, bench.against))
     lengths = given_or_default("lengths", bench.lengths, LENGTHS, bench.device)
     for length in lengths:
         if bench.tokens % length != 0:
@@ -112,7 +112,7 @@ def _at_length(bench: TrainingBench, modules: Mapping[str, nn.Module | Failed], 
 
     rows = result_rows(results, about, bench.against)
     rows = [{"bench": "training", **row, **_throughput(row, bench.tokens), **rates(row)} for row in rows]
-    print(f"\ntraining step (forward, backward, AdamW), {shape}")
+    print(f"\ntraining step (forward, backward, AdamW), {told(shape)}")
     print_comparison(rows, bench.against, "tokens_per_s", "tokens/s")
     return rows
 

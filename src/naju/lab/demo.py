@@ -5,7 +5,6 @@ Everything it prints is measured while it runs. The same seed gives both models 
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ import torch
 from torch import Generator, Tensor
 from tqdm import tqdm
 
+from naju.bench.rows import check_writable
 from naju.lab.demo_picture import draw, why_not
 from naju.models import Classifier, ModelConfig, ModelState
 from naju.tasks import Batch, Task, build_task
@@ -109,13 +109,13 @@ class HoldAndOverwrite(Task):
 
 def run_demo(config: DemoConfig) -> DemoResult:
     """Train, test, draw, and resume a stream; prints as it goes."""
-    _check_output(config.output)
-    began = time.perf_counter()
+    check_writable(config.output)
+    began, training = time.perf_counter(), config.training()
     task = HoldAndOverwrite()
     task.check_size(config.batch_size, config.length)
     models = {name: build_model(name, task, config) for name in MIXERS}
     _introduce(task, models, config)
-    losses = train_side_by_side(models, task, config.training())
+    losses = train_side_by_side(models, task, training)
     accuracy = {
         (name, group, length): share
         for name, model in models.items()
@@ -150,7 +150,7 @@ def train_side_by_side(models: Mapping[str, Classifier], task: Task, config: Tra
     """Train every model in a thread of its own; an error in one, or Ctrl-C, stops all of them within a step."""
     stop = threading.Event()
     latest: dict[str, str] = {}
-    bar = tqdm(total=len(models) * config.steps, desc="training", unit="step", dynamic_ncols=True)
+    bar = tqdm(total=len(models) * config.steps, desc="training", unit="step", dynamic_ncols=True, disable=None)
 
     def follow(name: str, step: Step) -> None:
         if stop.is_set():
@@ -242,19 +242,12 @@ def _step_through(model: Classifier, tokens: Tensor, state: ModelState) -> Tenso
 
 def _introduce(task: Task, models: Mapping[str, Classifier], config: DemoConfig) -> None:
     print("Two models that differ in one thing, trained on the same sequences with the same budget:")
-    print("  naju     x = f x + i h B   two gates: what is kept and what is written are separate decisions")
+    print("  naju     x = f x + i h B      two gates: what is kept and what is written are separate decisions")
     print("  coupled  x = (1-g) x + g h B   one gate: the more is kept, the less is written")
     for part, what in zip(task.groups, ("every fact counts", "only the latest value counts"), strict=True):
         print(f"  {part}: {what}")
     sizes = ", ".join(f"{name} {sum(p.numel() for p in model.parameters()):,}" for name, model in models.items())
-    print(f"Parameters: {sizes}. {config.steps} steps of {config.batch_size} sequences of {config.length} tokens.")
-
-
-def _check_output(folder: Path) -> None:
-    """Find out before the training, not after it, that nothing can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"output folder {str(folder)!r} cannot be written: {error.strerror}") from error
+    print(
+        f"Parameters: {sizes}. {config.steps} steps of {config.batch_size} sequences of {config.length} tokens.",
+        flush=True,
+    )

@@ -59,5 +59,5 @@ def _draw_curves(axes: Axes, losses: Mapping[str, Sequence[float]]) -> None:
     for name, colour in COLOURS.items():
         smooth = accumulate(losses[name], lambda kept, loss: SMOOTHING * kept + (1 - SMOOTHING) * loss)
         axes.plot(range(1, len(losses[name]) + 1), list(smooth), color=colour, label=name)
-    axes.set(xlabel="training step", ylabel="training loss", title="Same sequences, same budget")
+    axes.set(xlabel="training step", ylabel="training loss, smoothed", title="Same sequences, same budget")
     axes.legend()

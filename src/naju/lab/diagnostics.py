@@ -83,12 +83,14 @@ class Changes:
     mixer_options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.size is not None and re.fullmatch(r"d\d+-n\d+", self.size) is None:
+        if self.size is not None and re.fullmatch(r"d[1-9]\d*-n[1-9]\d*", self.size) is None:
             raise ValueError(f"size must look like d128-n16 (d_model, d_state), but is {self.size!r}")
         for name in ("epochs", "epochs_factor", "sequences"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be a positive integer, but is {value}")
+        if self.sequences is not None and self.sequences < TrainConfig.batch_size:
+            raise ValueError(f"sequences must be at least a batch, {TrainConfig.batch_size}, but is {self.sequences}")
 
     @property
     def marks(self) -> list[str]:

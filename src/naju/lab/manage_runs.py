@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from naju.lab.diagnostics import aligned
-from naju.lab.reproduce import tables_of
+from naju.lab.reproduce import experiment_of, tables_of
 from naju.lab.runs import RunFolder, RunStore
 
 RUNS = Path("runs")
@@ -46,23 +45,23 @@ class RemoveRuns:
 
 
 def list_runs(options: ListRuns) -> None:
-    rows = [["run", "status", "accuracy by length"]]
+    rows = [["run", "status", "result"]]
     for run in RunStore(options.runs).runs():
-        rows.append([f"{run.path.parent.name}/{run.name}", run.status(), _told_accuracy(run.result() or {})])
+        rows.append([f"{run.path.parent.name}/{run.name}", run.status(), _told_result(run.result())])
     print(aligned(rows) if len(rows) > 1 else f"no runs in {options.runs}")
 
 
-def _told_accuracy(result: Mapping[str, Any]) -> str:
+def _told_result(result: dict[str, Any] | None) -> str:
     try:
-        return " ".join(f"{length}: {cell['all']:.3f}" for length, cell in result.get("accuracy", {}).items())
-    except (AttributeError, KeyError, TypeError, ValueError):
+        return "" if result is None else experiment_of(result).describe(result)
+    except (AttributeError, LookupError, TypeError, ValueError):
         return "its result is damaged"
 
 
 def show_run(options: ShowRun) -> None:
     run = RunStore(options.runs).find(options.name)
     print(f"{run.path}: {run.status()}\n")
-    print(aligned([[key, json.dumps(value)] for key, value in run.config().items()]), "\n")
+    print(aligned([[key, json.dumps(value)] for key, value in run.config().items()]), end="\n\n")
     for row in run.metrics()[-options.lines :] if options.lines > 0 else []:
         print(json.dumps(row))
     _show_result(run)
@@ -73,10 +72,10 @@ def _show_result(run: RunFolder) -> None:
     if result is None:
         return
     facts = ("parameters", "state_size", "seconds", "train_accuracy", "best_validation", "final_validation", "when")
-    print(aligned([["", ""], *([name, str(result.get(name))] for name in facts)]))
+    print(aligned([["", ""], *([name, str(result[name])] for name in facts if name in result)]))
     try:
         print(f"\n{tables_of(result)}")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"the result of run {run.name} is damaged: {type(error).__name__}, {error}") from error
 
 

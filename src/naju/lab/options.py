@@ -21,9 +21,9 @@ class GridOptions:
     """Where and how a grid is filled."""
 
     jobs: int | None = None
-    """Runs at once, each in a process of its own; by default one a core, or one on a GPU. Several on one GPU compute
-    side by side where the machine has CUDA's multi-process service."""
+    """Runs at once, each in a process of its own; by default one a core, or one on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """"auto" is a GPU where there is one."""
     runs: Path = Path("runs")
     """Folder of the run store; processes and machines may share it."""
     results: Path | None = None

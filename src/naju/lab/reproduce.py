@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,7 @@ class Diagnostics:
     size: str | None = None
     """Another model size, such as d128-n16 (d_model, d_state)."""
     head: Literal["linear", "hidden"] = "linear"
+    """The classifier's last layer, or that after a hidden one of d_model units."""
     epochs: int | None = None
     """Instead of the task's own number of epochs."""
     epochs_factor: int = 1
@@ -168,12 +170,17 @@ EXPERIMENTS: Mapping[type[Any], Experiment] = {
 }
 
 
-def tables_of(result: Mapping[str, Any]) -> str:
-    """One result as its experiment shows it."""
+def experiment_of(result: Mapping[str, Any]) -> Experiment:
+    """Knows how to show it."""
     known = [one for one in EXPERIMENTS.values() if one.name == result["experiment"]]
     if not known:
         raise ValueError(f"no experiment is called {result['experiment']!r}")
-    return known[0].tables([result])
+    return known[0]
+
+
+def tables_of(result: Mapping[str, Any]) -> str:
+    """One result as its experiment shows it."""
+    return experiment_of(result).tables([result])
 
 
 def reproduce(options: GridCommand) -> int:
@@ -199,7 +206,9 @@ def reproduce(options: GridCommand) -> int:
         experiment.prepare(options)
     outcomes, signals = _fill(options, experiment, results, missing)
     found = [result for cell in options.cells() if (result := results.get(cell.name)) is not None]
-    print(f"\n{experiment.tables(found)}\n\n`naju report {grid.runs}` makes a page of what is finished.")
+    print(
+        f"\n{experiment.tables(found)}\n\n`naju report {shlex.quote(str(grid.runs))}` makes a page of what is finished."
+    )
     return _verdict(outcomes, signals)
 
 

@@ -82,7 +82,7 @@ class RunFolder:
             return "finished"
         rows = self.metrics()
         steps = (_read(self.path / CONFIG) or {}).get("steps", "?")
-        where = f"step {rows[-1]['step']} of {steps}" if rows else "not yet at its first line"
+        where = f"step {rows[-1]['step']} of {steps}" if rows else "before its first line of metrics"
         owner = holder(self.path)
         return f"interrupted, {where}" if owner is None else f"running as {owner}, {where}"
 
@@ -124,7 +124,8 @@ class RunStore:
     def runs(self) -> Iterator[RunFolder]:
         """Every run of every experiment, in the order of their names."""
         for config in sorted(self.root.glob(f"*/*/{CONFIG}")):
-            yield RunFolder(config.parent)
+            if not is_inside_a_run(config.parent):
+                yield RunFolder(config.parent)
 
     def find(self, name: str) -> RunFolder:
         """A run by its name, or by `experiment/name` where two experiments share it."""
@@ -181,6 +182,11 @@ def versions() -> dict[str, str]:
 def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
     """As it reads after writing: tuples are lists."""
     return dict(json.loads(json.dumps(dict(value))))
+
+
+def is_inside_a_run(folder: Path) -> bool:
+    """A language run keeps its best model in a folder of its own, which has a config, too."""
+    return (folder.parent / CONFIG).exists()
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ WORDS_A_LINE = 12
 
 @dataclass(frozen=True, kw_only=True)
 class ShowTask:
-    """Which example to print."""
+    """One example of a task, with its answer."""
 
     name: str
     """One of the names that `naju tasks ls` prints."""

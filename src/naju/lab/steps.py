@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -45,8 +47,8 @@ class StepsBench:
 
 def run_steps_bench(bench: StepsBench) -> None:
     check_names("mixers", bench.mixers, MIXERS)
-    if bench.seconds <= 0:
-        raise ValueError(f"seconds must be positive, but is {bench.seconds}")
+    if not 0 < bench.seconds < math.inf:
+        raise ValueError(f"seconds must be positive and finite, but is {bench.seconds}")
     protocol, device = QUICK if bench.quick else FULL, torch.device(bench.device).type
     rows: list[dict[str, Any]] = []
     for mixer in bench.mixers:
@@ -78,7 +80,10 @@ def _measured(run: DiagnosticRun, jobs: int, seconds: float) -> list[tuple[float
     for _ in range(jobs):
         line, theirs = context.Pipe()
         process = context.Process(target=_step_for, args=(run, seconds, theirs), daemon=True)
+        # Ctrl-C goes to the whole process group; this process, not its children, says so and ends them.
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
         process.start()
+        signal.signal(signal.SIGINT, heard)
         theirs.close()
         lines.append(line)
         processes.append(process)

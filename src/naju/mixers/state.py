@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialised
 from torch import Tensor
 
 FORMAT = "naju-state-1"
@@ -91,13 +91,13 @@ class State:
         """Write a safetensors file; the name appears only when the file is complete."""
         path = Path(path)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            save_file(tensors, partial, metadata={"format": FORMAT, "kind": json.dumps(_kind(self))})
+            # Not save_file: whoever may read the folder may read the state, which that keeps to its owner.
+            partial.write_bytes(serialised(tensors, metadata={"format": FORMAT, "kind": json.dumps(_kind(self))}))
             os.replace(partial, path)
         except BaseException:
-            Path(partial).unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
             raise
 
     @classmethod

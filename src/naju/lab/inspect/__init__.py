@@ -13,7 +13,7 @@ from naju.lab.inspect.layers import gate_scale, gated_layers, view_layer
 from naju.lab.pages import render, write_page
 from naju.lab.runs import RunFolder
 from naju.models.sampling import check_seed
-from naju.tasks import Task, build_task
+from naju.tasks import TASKS, Task
 from naju.tasks.events import QUERY_LENGTH, EventTask
 from naju.training.checkpoint import NEWEST
 
@@ -93,7 +93,7 @@ def _task(name: str, own_name: str, own: Task) -> EventTask:
     """Another task than the run's own gets its vocabulary, so that every token means what it meant in training."""
     if not isinstance(own, EventTask):
         raise ValueError(f"run must be of one of the event tasks T1 to T4, but is of {own_name!r}")
-    task = own if name == own_name else build_task(name, n_entities=own.n_entities, n_values=own.n_values)
-    if not isinstance(task, EventTask):
+    kind = TASKS.get(name)
+    if kind is None or not issubclass(kind, EventTask):
         raise ValueError(f"task must be one of the event tasks T1 to T4, but is {name!r}")
-    return task
+    return own if name == own_name else kind(n_entities=own.n_entities, n_values=own.n_values)
