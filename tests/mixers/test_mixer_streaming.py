@@ -114,7 +114,7 @@ def test_state_size_counts_the_memory_of_one_sequence(name):
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_wrong_input_is_refused_with_its_shape(name):
     mixer = small_mixer(name)
-    for wrong in (sequence(2, 3)[..., :-1], sequence(2, 3)[0], sequence(2, 0), sequence(0, 3)):
+    for wrong in (sequence(2, 3)[..., :-1], sequence(2, 3)[0]):
         with pytest.raises(ValueError, match=r"u must have shape \(batch, length, d_model\)"):
             mixer(wrong)
     with pytest.raises(ValueError, match=r"u must have shape \(batch, d_model\)"):
