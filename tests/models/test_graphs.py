@@ -65,15 +65,17 @@ def test_two_buffers_take_turns():
     pairs = []
 
     def watched(token, state):
-        pairs.append(state.layers[0].x.data_ptr())
+        pairs.append([tensor.data_ptr() for tensor in state.tensors().values()])
         return model.step(token, state)
 
     decode = GraphedDecoder(watched, token, model.init_state(2), rerun)
     del pairs[:]
     for _ in range(4):
         decode(token)
-    assert pairs[0] != pairs[1]
     assert pairs == pairs[:2] * 2
+    names = model.init_state(2).tensors()
+    shared = [name for name, first, second in zip(names, *pairs[:2], strict=True) if first == second]
+    assert shared == [f"layers.{index}.x" for index, name in enumerate(STACK) if name in ("naju", "coupled")]
 
 
 def test_a_step_between_buffers_writes_one_and_reads_the_other():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from memories import unsettle
 from naju import LanguageModel, ModelConfig, NajuMixer
 from naju.mixers import build_mixer
-from naju.models.graphs import step_between
+from naju.models.graphs import next_buffer, step_between
 from naju.scan.on_gpu import interpreted as interpreting
 from naju.scan.triton_step import BLOCKS, LARGEST_BLOCK, block_for, compiled_for, step_refuses
 from numerics import TOLERANCE, relative_rms
@@ -162,7 +162,11 @@ def test_interpreted_a_graph_spares_the_copy_of_the_state(monkeypatch: pytest.Mo
         after = want_after.map(torch.zeros_like)
         monkeypatch.setattr(torch, "_foreach_copy_", None)
         assert torch.equal(step_between(model.step, token, before, after), want)
+        assert all(torch.equal(after.tensors()[name], tensor) for name, tensor in want_after.tensors().items())
+        after = next_buffer(before)
+        assert torch.equal(step_between(model.step, token, before, after), want)
     assert all(torch.equal(after.tensors()[name], tensor) for name, tensor in want_after.tensors().items())
+    assert all(old.x is new.x for old, new in zip(before.layers, after.layers, strict=True))  # type: ignore[attr-defined]
 
 
 @interpreted

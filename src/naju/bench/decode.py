@@ -28,6 +28,8 @@ from naju.bench.peers import PeerMissingError, check_names
 from naju.bench.rows import RESULTS, save_rows, told
 from naju.bench.shells import ResidualStack, build_stack
 from naju.mixers import Mixer, State
+from naju.models.backbone import ModelState
+from naju.models.graphs import next_buffer, step_between
 
 CONTEXTS = (1024, 16_384, 262_144, 1_048_576)
 TOKENS = 8  # a run decodes this many, each fed the output before it
@@ -159,20 +161,35 @@ def _per_token(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _run(decoder: nn.Module, first: Tensor) -> Run:
+    """TOKENS steps from where the run before ended. As a graph Naju decodes like `generate`, between two buffers;
+    TOKENS is even, so that it ends in the one it began in."""
     assert isinstance(decoder, Decoder)
     steps, states = decoder.steps_and_states(len(first))
-    norms = list(decoder.stack.norms)
+    step = partial(_token, decoder.stack, steps)
+    own = ModelState(tuple(states))
+    buffers = [own] if decoder.read is None else [own, next_buffer(own)]
 
     @torch.no_grad()
     def run() -> object:
-        u, now = first, list(states)
+        u, now = first, own
+        as_graph = len(buffers) == 2 and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         for _ in range(TOKENS):
-            for layer, (norm, step) in enumerate(zip(norms, steps, strict=True)):
-                mixed, now[layer] = step(norm(u), now[layer])
-                u = u + mixed
-        for before, after in zip(states, now, strict=True):
-            if after is not before:
-                before.restore(after)  # a graph reads its inputs where it was captured
+            if as_graph:
+                u = step_between(step, u, *buffers)
+                buffers.reverse()
+            else:
+                u, now = step(u, now)
+        if len(buffers) == 2 and now is not own:
+            own.restore(now)
         return u
 
     return run
+
+
+def _token(stack: ResidualStack, steps: list[Step], u: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+    after = []
+    for norm, step, layer in zip(stack.norms, steps, state.layers, strict=True):
+        mixed, layer = step(norm(u), layer)
+        u = u + mixed
+        after.append(layer)
+    return u, ModelState(tuple(after))

@@ -89,7 +89,10 @@ class Backbone(nn.Module):
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """The lookup itself checks every token, on a GPU too, where a stranger stops the kernel by an assertion;
-        looking at the values here would wait for the device."""
+        looking at the values here would wait for the device. There it may read only 32 bits of a token, so that one
+        far outside is first brought to where it is still seen to be outside."""
+        if tokens.is_cuda:
+            tokens = tokens.clamp(-1, self.embedding.num_embeddings)
         try:
             return self.embedding(tokens)  # type: ignore[no-any-return]
         except IndexError as error:

@@ -1,13 +1,15 @@
 """Decoding a token at a time: plainly, or on a GPU as CUDA graphs, which spare the launch of every small kernel.
 
 A step makes its new state in new memory, but a graph works at fixed addresses. Two graphs therefore hand one state back
-and forth between two buffers: one reads A and writes B, the other reads B and writes A.
+and forth between two buffers: one reads A and writes B, the other reads B and writes A. Naju's memory x, by far the
+largest part, is one tensor in both: every cell of it depends on itself alone, and is written after it was read.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from naju.mixers.base import Mixer
 from naju.mixers.naju import NajuState
+from naju.mixers.state import State
 from naju.models.backbone import ModelState
 from naju.scan.triton_step import StepInputs, step_into
 
@@ -44,8 +47,8 @@ class GraphedDecoder:
     @torch.no_grad()
     def __init__(self, step: Step, token: Tensor, state: ModelState, capture: Capture) -> None:
         self._token = token.clone()
-        after = step(token, state)[1]  # has the precisions that a step hands on
-        self._buffers = [after.clone(), after.clone()]  # the graphs know their addresses only
+        after = step(token, state)[1].clone()  # has the precisions that a step hands on
+        self._buffers = [after, next_buffer(after)]  # the graphs know their addresses only
         orders = (self._buffers, self._buffers[::-1])
         self._replays = [capture(partial(step_between, step, self._token, *order)) for order in orders]
         self._buffers[0].restore(state)
@@ -79,6 +82,17 @@ def graphs_refuse(model: nn.Module, token: Tensor) -> str | None:
     if torch.cuda.is_current_stream_capturing():
         return "a graph is being captured already"
     return None
+
+
+def next_buffer(state: ModelState) -> ModelState:
+    """Memory for the state after this one: its own, but for what a step may work on where it lies."""
+
+    def after(layer: State) -> State:
+        if isinstance(layer, NajuState):
+            return replace(layer, u_tail=layer.u_tail.clone(), h_tail=layer.h_tail.clone())
+        return layer.clone()
+
+    return ModelState(tuple(map(after, state.layers)))
 
 
 def step_between(step: Step, token: Tensor, before: ModelState, after: ModelState) -> Tensor:

@@ -82,7 +82,8 @@ def _power_of_two(at_least: int) -> int:
 
 
 def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> Tensor:
-    """y; the next state goes into the three tensors, none of which may be one of the inputs."""
+    """y; the next state goes into the three tensors. This x may be the inputs' own, but not the tails, which all
+    programs read."""
     from naju.scan.triton_step.kernels import step_kernel
 
     uz, (batch, d_inner, d_state) = inputs.uz, inputs.x.shape

@@ -28,13 +28,39 @@ def load_row(vector, column, has_column):
 
 
 @triton.jit
-def convolved(now, tail, taps, bias, row, channel, has_row, has_channel, D_INNER: tl.constexpr, D_CONV: tl.constexpr):
-    """`sum_j taps[:, j] * past[j] + bias`, (rows, channels) in float32; the tail is rounded to the precision of now."""
-    total = load_row(bias, channel, has_channel)
-    for j in tl.static_range(D_CONV - 1):
-        past = load(tail + j * D_INNER, row, channel, (D_CONV - 1) * D_INNER, has_row, has_channel).to(now.dtype)
-        total = total + past.to(tl.float32) * load_row(taps + j, channel * D_CONV, has_channel)
-    return total + now.to(tl.float32) * load_row(taps + D_CONV - 1, channel * D_CONV, has_channel)
+def place_of(D_CONV: tl.constexpr):
+    """Places of a convolution's window, (places, 1, 1); the last of the D_CONV is now. As the first axis, all places of
+    a cell are one thread's."""
+    return tl.arange(0, triton.next_power_of_2(D_CONV))[:, None, None]
+
+
+@triton.jit
+def load_past(tail, row, channel, has_row, has_channel, D_INNER: tl.constexpr, D_CONV: tl.constexpr):
+    """The window without now, (places, rows, channels)."""
+    place = place_of(D_CONV)
+    offset = (row[None, :, None] * (D_CONV - 1) + place) * D_INNER + channel[None, None, :]
+    mask = (place < D_CONV - 1) & has_row[None, :, None] & has_channel[None, None, :]
+    return tl.load(tail + offset, mask=mask, other=0.0)
+
+
+@triton.jit
+def window(past, now, D_CONV: tl.constexpr):
+    """What a convolution sees: the past, rounded to the precision of now, and now."""
+    return tl.where(place_of(D_CONV) == D_CONV - 1, now[None, :, :], past.to(now.dtype))
+
+
+@triton.jit
+def load_taps(taps, channel, has_channel, D_CONV: tl.constexpr):
+    """(places, 1, channels), all at once: a channel's taps lie together."""
+    place = place_of(D_CONV)
+    mask = (place < D_CONV) & has_channel[None, None, :]
+    return tl.load(taps + channel[None, None, :] * D_CONV + place, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def convolved(seen, taps, bias):
+    """`sum_j taps[j] * seen[j] + bias`, (rows, channels) in float32."""
+    return tl.sum(seen.to(tl.float32) * taps, axis=0) + bias
 
 
 @triton.jit
@@ -44,16 +70,41 @@ def silu(x):
 
 
 @triton.jit
-def shift(tail, tail_out, now, row, channel, has_row, has_channel, D_INNER: tl.constexpr, D_CONV: tl.constexpr):
-    """The tail of the next token: this one without its oldest entry, and now."""
-    stride: tl.constexpr = (D_CONV - 1) * D_INNER
-    place = tail_out + row[:, None] * stride + channel[None, :]
-    mask = has_row[:, None] & has_channel[None, :]
-    for j in tl.static_range(D_CONV - 2):
-        kept = load(tail + (j + 1) * D_INNER, row, channel, stride, has_row, has_channel)
-        tl.store(place + j * D_INNER, kept.to(now.dtype), mask=mask)
-    if D_CONV > 1:
-        tl.store(place + (D_CONV - 2) * D_INNER, now, mask=mask)
+def load_h(
+    uz,
+    u_tail,
+    taps,
+    bias,
+    row,
+    channel,
+    uz_batch,
+    has_row,
+    has_channel,
+    D_INNER: tl.constexpr,
+    D_CONV: tl.constexpr,
+):
+    """h of a tile of channels: `convolved` again, but a place at a time, which the compiler lays out better for a wide
+    tile. The taps of a channel, which lie together, are still read at once."""
+    now = load(uz, row, channel, uz_batch, has_row, has_channel)
+    place = tl.arange(0, triton.next_power_of_2(D_CONV))
+    all_taps = load(taps, channel, place, D_CONV, has_channel, place < D_CONV).to(tl.float32)
+    total = load_row(bias, channel, has_channel)
+    for j in tl.static_range(D_CONV):
+        past = now
+        if j < D_CONV - 1:
+            past = load(u_tail + j * D_INNER, row, channel, (D_CONV - 1) * D_INNER, has_row, has_channel).to(now.dtype)
+        tap = tl.sum(tl.where(place[None, :] == j, all_taps, 0.0), axis=1)
+        total = total + past.to(tl.float32) * tap[None, :]
+    return silu(total).to(now.dtype)
+
+
+@triton.jit
+def store_tail(tail, seen, row, channel, has_row, has_channel, D_INNER: tl.constexpr, D_CONV: tl.constexpr):
+    """The tail of the next token: what this one saw without its oldest entry."""
+    place = place_of(D_CONV)
+    offset = (row[None, :, None] * (D_CONV - 1) + place - 1) * D_INNER + channel[None, None, :]
+    mask = (place > 0) & (place < D_CONV) & has_row[None, :, None] & has_channel[None, None, :]
+    tl.store(tail + offset, seen, mask=mask)
 
 
 @triton.jit
@@ -122,18 +173,20 @@ def step_kernel(
     has_own = has_row[:, None] & has_channel[None, :]
 
     u_own = load(uz, row, channel, uz_batch, has_row, has_channel)
-    conv_own = convolved(u_own, u_tail, conv_taps, conv_bias, row, channel, has_row, has_channel, D_INNER, D_CONV)
-    h_own = silu(conv_own).to(u_own.dtype)
-    i_logit = convolved(h_own, h_tail, i_taps, i_bias, row, channel, has_row, has_channel, D_INNER, D_CONV)
+    u_past = load_past(u_tail, row, channel, has_row, has_channel, D_INNER, D_CONV)
+    h_past = load_past(h_tail, row, channel, has_row, has_channel, D_INNER, D_CONV)
+    own_taps, own_bias = load_taps(conv_taps, channel, has_channel, D_CONV), load_row(conv_bias, channel, has_channel)
+    own_i_taps, own_i_bias = load_taps(i_taps, channel, has_channel, D_CONV), load_row(i_bias, channel, has_channel)
     if W_f is not None:
-        f_logit = convolved(h_own, h_tail, f_taps, f_bias, row, channel, has_row, has_channel, D_INNER, D_CONV)
+        own_f_taps, own_f_bias = load_taps(f_taps, channel, has_channel, D_CONV), load_row(f_bias, channel, has_channel)
+    z = load(uz + D_INNER, row, channel, uz_batch, has_row, has_channel).to(tl.float32)
+    own_D = load_row(D, channel, has_channel)
 
     cell = (row[:, None, None] * D_INNER + own[None, :, None]) * D_STATE
     x += (first_row * D_INNER + first_channel) * D_STATE
     x_out += (first_row * D_INNER + first_channel) * D_STATE
     f = tl.zeros((BLOCK_B, BLOCK_D), dtype=tl.float32)
-    v = f
-    m = f
+    f_logit, i_logit, v, m, h_own = f, f, f, f, u_own
     for piece in tl.static_range((D_STATE + BLOCK_N - 1) // BLOCK_N):
         entry = piece * BLOCK_N + tl.arange(0, BLOCK_N)
         has_entry = entry < D_STATE
@@ -145,31 +198,29 @@ def step_kernel(
         for start in range(0, D_INNER, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
             has_k = k < D_INNER
-            u = load(uz, row, k, uz_batch, has_row, has_k)
-            conv = convolved(u, u_tail, conv_taps, conv_bias, row, k, has_row, has_k, D_INNER, D_CONV)
-            W_B = load(W_BC, entry, k, D_INNER, has_entry, has_k)
-            W_C = load(W_BC + D_STATE * D_INNER, entry, k, D_INNER, has_entry, has_k)
-            h = silu(conv).to(u.dtype)
+            h = load_h(uz, u_tail, conv_taps, conv_bias, row, k, uz_batch, has_row, has_k, D_INNER, D_CONV)
             if piece == 0:
                 W = load(W_i + first_channel * D_INNER, own, k, D_INNER, has_channel, has_k)
                 i_logit = add_product(i_logit, h, W)
                 if W_f is not None:
                     W = load(W_f + first_channel * D_INNER, own, k, D_INNER, has_channel, has_k)
                     f_logit = add_product(f_logit, h, W)
-            B, C = add_product(B, h, W_B), add_product(C, h, W_C)
+            B = add_product(B, h, load(W_BC, entry, k, D_INNER, has_entry, has_k))
+            C = add_product(C, h, load(W_BC + D_STATE * D_INNER, entry, k, D_INNER, has_entry, has_k))
 
         if piece == 0:
-            i, closed = gate(i_logit / gate_scale)
+            h_own = silu(convolved(window(u_past, u_own, D_CONV), own_taps, own_bias)).to(u_own.dtype)
+            h_seen = window(h_past, h_own, D_CONV)
+            i, closed = gate((i_logit + convolved(h_seen, own_i_taps, own_i_bias)) / gate_scale)
             f = closed
             if W_f is not None:
-                f, _ = gate(f_logit / gate_scale)
+                f, _ = gate((f_logit + convolved(h_seen, own_f_taps, own_f_bias)) / gate_scale)
             v = i * h_own.to(tl.float32)
         after = f[:, :, None] * before + v[:, :, None] * B[:, None, :]
         tl.store(x_out + cell + entry[None, None, :], after, mask=has_cell)
         m += tl.sum(after * C[:, None, :], axis=2)
 
-    z = load(uz + D_INNER, row, channel, uz_batch, has_row, has_channel).to(tl.float32)
-    out = (alpha * m + load_row(D, channel, has_channel) * h_own.to(tl.float32)) * silu(z)
+    out = (alpha * m + own_D * h_own.to(tl.float32)) * silu(z)
     tl.store(y + row[:, None] * D_INNER + channel[None, :], out, mask=has_own)
-    shift(u_tail, u_tail_out, u_own, row, channel, has_row, has_channel, D_INNER, D_CONV)
-    shift(h_tail, h_tail_out, h_own, row, channel, has_row, has_channel, D_INNER, D_CONV)
+    store_tail(u_tail_out, window(u_past, u_own, D_CONV), row, channel, has_row, has_channel, D_INNER, D_CONV)
+    store_tail(h_tail_out, window(h_past, h_own, D_CONV), row, channel, has_row, has_channel, D_INNER, D_CONV)
