@@ -171,6 +171,15 @@ def test_a_state_file_of_another_make_is_refused(kind, tensors, tmp_path):
         State.load(tmp_path / "state")
 
 
+def test_a_state_of_unsigned_numbers_is_refused(tmp_path):
+    """Torch cannot add them to positions, and would say so in words of its own."""
+    write_state(
+        tmp_path / "state", {"class": "HGRNState", "fields": {"x": None}}, x=torch.zeros(1, 2, dtype=torch.uint64)
+    )
+    with pytest.raises(ValueError, match=r"no state holds .*uint64"):
+        State.load(tmp_path / "state")
+
+
 def test_a_state_nested_without_end_is_refused(tmp_path):
     save_file({"x": X}, tmp_path / "state", metadata={"format": FORMAT, "kind": "[" * 100_000})
     with pytest.raises(ValueError, match="does not hold a complete state"):

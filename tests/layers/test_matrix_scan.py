@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
+from naju.layers.head_scan import LEAST, head_scan, head_scan_refuses
 from naju.layers.layout import layout_of
 from naju.layers.matrix_scan import CHANNEL_CHUNK, HEAD_CHUNK, held, matrix_scan, matrix_step, running_max
 from numerics import TOLERANCE, relative_rms
@@ -96,6 +97,23 @@ def test_any_length_equals_the_loop(channels, with_bonus, length, dtype):
 @each_kind
 def test_any_decay_equals_the_loop(channels, with_bonus, regime, dtype):
     assert_equals_the_loop(draw(150, channels, with_bonus, regime=regime), dtype)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("regime", REGIMES)
+def test_one_decay_a_head_is_a_scan_of_naju(regime, shared):
+    """Of decays a little smaller than those given; what is taken from them is below the digits of half precision."""
+    arguments = draw(150, 1, False, regime=regime, shared=shared)
+    smaller = arguments | {"log_decay": arguments["log_decay"] - LEAST}
+    got, want = outcome(head_scan, arguments), outcome(loop, smaller)
+    for name, tensor in want.items():
+        assert relative_rms(got[name], tensor) <= TOLERANCE[torch.float64, "gradient"], name
+    assert TOLERANCE[torch.bfloat16, "forward"] / 2 >= 10_000 * LEAST
+
+
+def test_only_a_gpu_takes_one_decay_a_head_to_naju():
+    reason = head_scan_refuses(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 1), None, None)
+    assert reason == "it is for GPUs, in half precision"
 
 
 @pytest.mark.parametrize("counts", [[1], [20], [3, 0, 70], [0, 0, 5], [16, 64, 1, 1, 40]], ids=str)

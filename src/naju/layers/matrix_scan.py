@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from naju.layers.head_scan import head_scan, head_scan_refuses
 from naju.layers.layout import Layout, PaddedLayout
 from naju.layers.public_kernels import public_kernel
 from naju.scan.dispatch import state_dtype
@@ -62,6 +63,8 @@ def matrix_scan(
     kernel = public_kernel(q, k, v, log_decay, bonus, cu_seqlens)
     if kernel is not None:
         return kernel(q, k, v, log_decay, state, bonus)
+    if head_scan_refuses(q, v, log_decay, bonus, cu_seqlens) is None:
+        return head_scan(q, k, v, log_decay, state)
     dtype = state_dtype(v.dtype)
     with without_autocast(v.device):
         drive = Drive(*(tensor.to(dtype) for tensor in (q, k, v, log_decay)))

@@ -114,6 +114,8 @@ class PlainReader(FileSystemReader):
         try:
             content = Path(self.path, METADATA).read_bytes()
             metadata = _MetadataUnpickler(io.BytesIO(content)).load()
+            if not isinstance(metadata, Metadata):
+                raise TypeError(f"it holds a {type(metadata).__name__}")
             places = [place.relative_path for place in metadata.storage_data.values()]
         except FileNotFoundError:
             raise
@@ -124,7 +126,7 @@ class PlainReader(FileSystemReader):
             raise ValueError(f"{METADATA} names a file outside its folder, {strangers[0]!r}")
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
-        return metadata  # type: ignore[no-any-return]
+        return metadata
 
 
 class _MetadataUnpickler(pickle._Unpickler):

@@ -20,6 +20,7 @@ from safetensors.torch import save as serialised
 from torch import Tensor
 
 FORMAT = "naju-state-1"
+HELD = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool)
 STATE_KINDS: dict[str, type[State]] = {}
 
 
@@ -122,6 +123,9 @@ class State:
             raise ValueError(
                 f"{path} does not hold a complete state: its tensors must have one batch, but have {batches}"
             )
+        strange = {name: str(tensor.dtype) for name, tensor in state.tensors().items() if tensor.dtype not in HELD}
+        if strange:
+            raise ValueError(f"{path} does not hold a state: of what it has no state holds {strange}")
         return state
 
 

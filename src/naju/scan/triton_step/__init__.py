@@ -6,6 +6,7 @@ Products read the weights rounded to the precision of uz, as autocast would hand
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -49,8 +50,10 @@ class Block(NamedTuple):
 
 PIECE = 64  # entries of the state that a program works on at a time
 # By the largest batch they are for. One sequence alone is summed; more are padded to the rows of a matrix product.
-BLOCKS = {1: Block(1, 8, 16), 16: Block(16, 8, 4), 64: Block(16, 16, 4)}
+BLOCKS = {1: Block(1, 8, 16), 16: Block(16, 8, 8), 64: Block(16, 16, 8)}
 LARGEST_BLOCK = Block(16, 32, 8)
+SHARED_MEMORY = 99 * 1024  # what every GPU of these years has for a program
+MUCH_SHARED_MEMORY = 128 * 1024
 
 
 def block_for(batch: int, d_state: int) -> Block:
@@ -59,10 +62,13 @@ def block_for(batch: int, d_state: int) -> Block:
     return next((block for most, block in BLOCKS.items() if batch <= most), largest)
 
 
-def compiled_for(block: Block, d_inner: int, d_state: int, d_conv: int, weight_bytes: int) -> dict[str, Any]:
+def compiled_for(
+    block: Block, d_inner: int, d_state: int, d_conv: int, weight_bytes: int, shared_memory: int
+) -> dict[str, Any]:
     """Sizes and options that the kernel is compiled for."""
     alone = block.rows == 1
-    tile = (1024 if alone else 256) // weight_bytes  # loads in flight, within registers or shared memory
+    much = shared_memory >= MUCH_SHARED_MEMORY and block != LARGEST_BLOCK
+    tile = (1024 if alone else 512 if much else 256) // weight_bytes  # loads in flight
     return {
         "D_INNER": d_inner,
         "D_STATE": d_state,
@@ -90,7 +96,8 @@ def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> 
     uz = uz if uz.stride(1) == 1 else uz.contiguous()
     y = uz.new_empty(batch, d_inner)
     block = block_for(batch, d_state)
-    sizes = compiled_for(block, d_inner, d_state, inputs.conv_taps.shape[1], inputs.W_BC.itemsize)
+    d_conv, shared_memory = inputs.conv_taps.shape[1], _shared_memory(uz.device)
+    sizes = compiled_for(block, d_inner, d_state, d_conv, inputs.W_BC.itemsize, shared_memory)
     programs = -(-batch // block.rows) * -(-d_inner // block.channels)
     with torch.cuda.device_of(uz):
         step_kernel[(programs,)](
@@ -110,6 +117,15 @@ def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> 
             **sizes,
         )
     return y
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may use."""
+    if device.type != "cuda":
+        return SHARED_MEMORY
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", SHARED_MEMORY)
 
 
 def _gates(inputs: StepInputs) -> list[Tensor | None]:
