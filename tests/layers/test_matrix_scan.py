@@ -111,6 +111,14 @@ def test_one_decay_a_head_is_a_scan_of_naju(regime, shared):
     assert TOLERANCE[torch.bfloat16, "forward"] / 2 >= 10_000 * LEAST
 
 
+def test_a_log_decay_rounded_above_0_is_one_of_0():
+    """Its gradient too; a difference of two levels, as in mLSTM, may come out so."""
+    arguments = draw(40, 1, False, regime="all or nothing")
+    above = arguments | {"log_decay": torch.where(arguments["log_decay"] == 0, 1e-6, arguments["log_decay"])}
+    got, want = outcome(head_scan, above), outcome(head_scan, arguments)
+    assert all(torch.equal(got[name], tensor) for name, tensor in want.items())
+
+
 def test_only_a_gpu_takes_one_decay_a_head_to_naju():
     reason = head_scan_refuses(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 1), None, None)
     assert reason == "it is for GPUs, in half precision"

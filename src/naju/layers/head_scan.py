@@ -67,7 +67,9 @@ def _as_rows(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) 
 
 
 def _logit(log_decay: Tensor) -> Tensor:
-    log_decay = log_decay.to(state_dtype(log_decay.dtype)) - LEAST
+    """Rounding can bring mLSTM's log-decay, a difference of levels, above 0, where there is no logit."""
+    log_decay = log_decay.to(state_dtype(log_decay.dtype))
+    log_decay = log_decay - log_decay.detach().clamp(min=0.0) - LEAST
     return log_decay - (-torch.expm1(log_decay)).log()
 
 
