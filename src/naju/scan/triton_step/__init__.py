@@ -124,8 +124,9 @@ def _shared_memory(device: torch.device) -> int:
     """Bytes that one program may use."""
     if device.type != "cuda":
         return SHARED_MEMORY
-    properties = torch.cuda.get_device_properties(device)
-    return getattr(properties, "shared_memory_per_block_optin", SHARED_MEMORY)
+    from triton.runtime import driver
+
+    return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
 def _gates(inputs: StepInputs) -> list[Tensor | None]:
