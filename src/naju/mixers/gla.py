@@ -34,6 +34,7 @@ class GLAMixer(MatrixMixer):
     """
 
     state_kind = GLAState
+    worth_compiling = False
 
     def __init__(
         self,

@@ -49,6 +49,7 @@ class MambaMixer(Mixer):
     """
 
     state_kind = MambaState
+    worth_compiling = False
 
     def __init__(
         self,

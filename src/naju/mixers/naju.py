@@ -61,6 +61,7 @@ class NajuMixer(Mixer):
     """
 
     state_kind = NajuState
+    worth_compiling = False
 
     def __init__(
         self,

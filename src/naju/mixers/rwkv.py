@@ -57,6 +57,7 @@ class RWKVMixer(MatrixMixer):
     """
 
     state_kind = RWKVState
+    worth_compiling = False
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from torch import nn
 
 from naju.tasks.base import Task
+from naju.training.compiled import blocks_to_compile, compiled_blocks
 from naju.training.config import Rhythm, TrainConfig
 from naju.training.cuda_graph import recorded
 from naju.training.finite import last_good, naming
@@ -148,11 +150,16 @@ def executables(
     steps: list[Callable[[], object]] = [partial(learn, kind) for kind in range(data.kinds)]
     if learner.device.type != "cuda":
         return steps, "eager"
-    before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
-    try:
-        return [recorded(step, learner.tensors().values()) for step in steps], "CUDA graph"
-    except RuntimeError as error:
-        learner.restore(before)
-        reason = str(error).splitlines()[0]
-        note(f"no CUDA graph, every step runs eagerly: {reason}")
-        return steps, f"eager: {reason}"
+    before, reason = {name: tensor.clone() for name, tensor in learner.tensors().items()}, ""
+    ways: dict[str, Callable[[nn.Module], AbstractContextManager[None]]] = {"CUDA graph": lambda model: nullcontext()}
+    if data.kinds == 1 and blocks_to_compile(learner.model):  # every further shape would be compiled anew
+        ways = {"CUDA graph of compiled blocks": compiled_blocks, **ways}
+    for way, prepared in ways.items():
+        try:
+            with prepared(learner.model):
+                return [recorded(step, learner.tensors().values()) for step in steps], way
+        except RuntimeError as error:
+            learner.restore(before)
+            reason = str(error).strip().partition("\n")[0]
+            note(f"no {way}: {reason}")
+    return steps, f"eager: {reason}"

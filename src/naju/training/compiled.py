@@ -1,0 +1,35 @@
+"""Blocks compiled by torch while a training step is recorded on a GPU.
+
+A mixer written in torch is a hundred small operations, each of which reads and writes all of its tensors; compiled,
+they become a few kernels. What was recorded stays compiled; an evaluation, of other lengths, runs the module as it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from naju.mixers.base import Mixer
+
+
+@contextmanager
+def compiled_blocks(model: nn.Module) -> Iterator[None]:
+    """Within it, modules that hold a mixer which is worth it run compiled, for the shapes that they first see."""
+    blocks = blocks_to_compile(model)
+    for block in blocks:
+        block.compile(dynamic=False)
+    try:
+        with warnings.catch_warnings():  # torch's own look at its inputs, while it traces
+            warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
+            yield
+    finally:
+        for block in blocks:
+            block._compiled_call_impl = None
+
+
+def blocks_to_compile(model: nn.Module) -> list[nn.Module]:
+    mixers = ((module, getattr(module, "mixer", None)) for module in model.modules())
+    return [module for module, mixer in mixers if isinstance(mixer, Mixer) and mixer.worth_compiling]

@@ -1,0 +1,66 @@
+"""Blocks compiled for the recording of a training step: which they are, that they compute the same, and failures."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from tiny import TokenBeforeLast, config
+from torch import nn
+
+from naju import Classifier, ModelConfig
+from naju.training import FixedSet, Learner, loop
+from naju.training.compiled import blocks_to_compile, compiled_blocks
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.* is deprecated:DeprecationWarning")
+
+
+def classifier(*mixers):
+    torch.manual_seed(0)
+    return Classifier(ModelConfig(vocab_size=4, d_model=8, n_layers=len(mixers), mixer=list(mixers)), n_classes=4)
+
+
+@pytest.fixture
+def without_inductor(monkeypatch):
+    """Traced and differentiated as on a GPU, but run by torch's own operations: no compiler, no wait for it."""
+    compile_module = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **how: compile_module(module, backend="aot_eager", **how))
+
+
+def test_blocks_of_torch_operations_are_compiled_and_others_not():
+    model = classifier("naju", "retnet", "mamba", "mamba2", "coupled", "mlstm", "gla")
+    assert blocks_to_compile(model) == [model.backbone.blocks[index] for index in (1, 3, 5)]
+
+
+@pytest.mark.usefixtures("without_inductor")
+@pytest.mark.parametrize("mixer", ["mamba2", "retnet", "mlstm", "hgrn"])
+def test_a_compiled_step_is_the_plain_one(mixer):
+    settings, losses = config(steps=3, sequences=64), []
+    for compiles in (False, True):
+        learner, data = Learner(classifier(mixer, mixer), settings), FixedSet(TokenBeforeLast(), settings, "cpu")
+        data.shuffle(0)
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        with compiled_blocks(learner.model) if compiles else nullcontext():
+            losses.append([float(learner.learn(*data.batch(learner.steps_done, 0))) for _ in range(3)])
+        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
+        assert compiled == (1 if compiles else 0)  # one for both layers
+    torch.testing.assert_close(*losses)
+    assert all(block._compiled_call_impl is None for block in learner.model.backbone.blocks)
+
+
+def test_what_cannot_be_compiled_is_recorded_as_it_is(monkeypatch):
+    settings, notes, tried = config(sequences=64), [], []
+    learner, data = Learner(classifier("retnet"), settings), FixedSet(TokenBeforeLast(), settings, "cpu")
+
+    def recorded(step, state):
+        (block,) = learner.model.backbone.blocks
+        tried.append(block._compiled_call_impl is not None)
+        if tried[-1]:
+            raise RuntimeError("\nno compiler here\nand much more")
+        return step
+
+    monkeypatch.setattr(loop, "recorded", recorded)
+    monkeypatch.setattr(learner, "device", torch.device("cuda"))
+    _, execution = loop.executables(learner, data, notes.append)
+    assert tried == [True, False]
+    assert execution == "CUDA graph"
+    assert notes == ["no CUDA graph of compiled blocks: no compiler here"]
