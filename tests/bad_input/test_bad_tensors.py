@@ -201,6 +201,13 @@ def test_a_scan_names_the_argument_that_is_wrong(harm, wrong):
         naju_scan(**{**good, harm: wrong})
 
 
+@pytest.mark.parametrize("name", ["alpha", "f_bias", "i_bias", "D_init"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_layer_names_the_option_that_is_not_finite(name, wrong):
+    with pytest.raises(ValueError, match=f"{name} must be finite, but is {wrong}"):
+        NajuMixer(8, **{name: wrong})
+
+
 STRANGER = """
 import torch
 from naju import LanguageModel, ModelConfig

@@ -117,6 +117,12 @@ def test_decode_times_naju_after_each_context_and_a_peer_once(tmp_path: Path) ->
         assert "reason" in row or row["microseconds_per_step"] == pytest.approx(row["median_s"] / TOKENS * 1e6)
 
 
+def test_decode_compares_with_one_time_only(tmp_path: Path) -> None:
+    bench = DecodeBench(**SMALL, models=("naju",), against="naju", contexts=(4, 6), device="cpu", out=tmp_path)
+    with pytest.raises(ValueError, match="'naju' is timed after every context"):
+        run_decode_bench(bench)
+
+
 def test_decoding_goes_on_from_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "PIECE", 4)
     stack = ResidualStack("naju", n_layers=2, d_model=16, d_state=4).double()

@@ -66,6 +66,10 @@ def run_decode_bench(bench: DecodeBench) -> None:
     contexts = given_or_default("contexts", bench.contexts, CONTEXTS, bench.device)
     stacks = build_all(bench.models, lambda name: _stack(bench, name))
     decoders = {label: decoder for name, stack in stacks.items() for label, decoder in _decoders(name, stack, contexts)}
+    if bench.against in bench.models and bench.against not in decoders:
+        raise ValueError(
+            f"against must be a peer that is timed once, but {bench.against!r} is timed after every context"
+        )
     for batch in at_least_one("batches", bench.batches):
         path = save_rows("decode", _at_batch(bench, decoders, batch), bench.out)
     print(f"rows appended to {path}")

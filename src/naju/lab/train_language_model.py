@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -120,11 +119,10 @@ def _reporter(command: TrainCommand, place: Place, signals: Signals) -> Reporter
 
 def _validation(row: Mapping[str, Any], run: LanguageRun) -> str:
     """A line of metrics in words."""
-    from naju.lm.evaluate import LARGEST_LOSS
+    from naju.lm.loss import perplexity
 
-    perplexity = math.exp(min(row["validation_loss"], LARGEST_LOSS))
     where = f"update {row['step']:,} of {run.protocol.updates:,}"
-    return f"{where}: loss {row['loss']:.3f}, validation perplexity {perplexity:.2f}"
+    return f"{where}: loss {row['loss']:.3f}, validation perplexity {perplexity(row['validation_loss']):.2f}"
 
 
 def _in_words(result: dict[str, Any], out: Path) -> str:

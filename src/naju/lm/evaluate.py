@@ -7,7 +7,6 @@ so that a window may be as long as the text itself and memory stays the same, at
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from naju.lm.batches import Batch, read_batch
 from naju.lm.folder import load_model
-from naju.lm.loss import CHUNK_LOGITS, IGNORED
+from naju.lm.loss import CHUNK_LOGITS, IGNORED, LARGEST_LOSS, perplexity
 from naju.lm.token_files import TokenSplit, open_split, read_manifest
 from naju.lm.tokenizer import TOKENIZER, load_tokenizer
 from naju.models import LanguageModel, ModelState
@@ -30,7 +29,6 @@ from naju.models.device import usable_device
 from naju.training.files import write_json
 
 PIECE = 1024
-LARGEST_LOSS = 700.0  # whose exponential is still a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.loss)
+        return perplexity(self.loss)
 
     def between(self, start: int, stop: int) -> float:
         """Mean loss at some positions."""
@@ -106,7 +104,7 @@ def run_evaluate(config: EvaluateConfig) -> None:
     for start, stop in result.doubling():
         loss = result.between(start, stop)
         before = f"{stop:,}" if stop == start + 1 else f"{start + 1:,}-{stop:,}"
-        print(f"{before:>15}  {loss:7.4f}  {math.exp(min(loss, LARGEST_LOSS)):10.3f}")
+        print(f"{before:>15}  {loss:7.4f}  {perplexity(loss):10.3f}")
     print(f"{config.split}: perplexity {result.perplexity:.3f}, loss {result.loss:.4f} over {result.tokens:,} tokens")
     if config.out is not None:
         write_json(config.out, _written(config, result))

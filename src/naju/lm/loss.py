@@ -7,6 +7,7 @@ well: the backward pass has nothing left but a scaling, and no chunk's logits ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,8 +20,14 @@ from naju.scan.frame import without_autocast
 
 IGNORED = -100
 CHUNK_LOGITS = 2**26  # 256 MiB in float32
+LARGEST_LOSS = 700.0  # whose exponential is still a number
 
 Chunk = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
+
+
+def perplexity(loss: float) -> float:
+    """A number however large the loss; e^700 stands for all that is beyond."""
+    return math.exp(min(loss, LARGEST_LOSS))
 
 
 def chunked_cross_entropy(

@@ -17,6 +17,7 @@ from naju.lm.config import LanguageRun, Protocol
 from naju.lm.distributed import Place, load_full_weights
 from naju.lm.folder import load_model
 from naju.lm.learner import LanguageLearner, Objective, compile_blocks
+from naju.lm.loss import perplexity
 from naju.lm.record import BEST, Record
 from naju.lm.token_files import TokenSplit, open_split, read_manifest
 from naju.lm.tokenizer import TOKENIZER
@@ -237,9 +238,9 @@ def _measured(record: Record, test: float | None) -> dict[str, Any]:
     return {
         "best_step": best["step"],
         "validation_loss": validation,
-        "validation_perplexity": math.exp(validation),
+        "validation_perplexity": perplexity(validation),
         "test_loss": test,
-        "test_perplexity": None if test is None else math.exp(test),
+        "test_perplexity": None if test is None else perplexity(test),
         "seconds": record.seconds,
     }
 

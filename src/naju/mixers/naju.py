@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -86,6 +87,9 @@ class NajuMixer(Mixer):
                     f"{name} is too small: d_model {d_model}, d_state {d_state}, d_conv {d_conv}, "
                     f"expand {expand} give no layer"
                 )
+        for name, number in {"f_bias": f_bias, "i_bias": i_bias, "D_init": D_init}.items():
+            if not math.isfinite(number):
+                raise ValueError(f"{name} must be finite, but is {number}")
         if backend != "auto" and backend not in BACKENDS:
             raise ValueError(f"unknown scan backend {backend!r}; expected 'auto' or one of {', '.join(BACKENDS)}")
         self.alpha, self.backend = check_alpha(alpha, d_state), backend

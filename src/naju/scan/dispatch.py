@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -160,6 +161,8 @@ def check_alpha(alpha: float | None, d_state: int) -> float:
         return float(d_state**-0.5)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise TypeError(f"alpha must be a float or None, but is {type(alpha).__name__}")
+    if not math.isfinite(alpha):
+        raise ValueError(f"alpha must be finite, but is {alpha}")
     return float(alpha)
 
 
