@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from test_compiled import classifier
 from tiny import TokenBeforeLast, config, model, parameters
 
-from naju.training import FixedSet, Learner
+from naju.training import FixedSet, Learner, loop
 from naju.training.cuda_graph import recorded
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -12,9 +13,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 GPU = torch.device("cuda")
 
 
-def learner_and_data(*, bf16):
+def learner_and_data(*, bf16, module=None):
     settings = config(steps=12, sequences=64, bf16=bf16)
-    learner, data = Learner(model().to(GPU), settings), FixedSet(TokenBeforeLast(), settings, GPU)
+    module = model() if module is None else module
+    learner, data = Learner(module.to(GPU), settings), FixedSet(TokenBeforeLast(), settings, GPU)
     return learner, data, lambda: learner.learn(*data.batch(learner.steps_done))
 
 
@@ -41,3 +43,13 @@ def test_replays_are_the_steps(bf16):
     assert int(learner.steps_done) == 0
     assert losses(learner, data, replay) == pytest.approx(wanted, rel=1e-3)
     assert int(learner.steps_done) == 12
+
+
+@pytest.mark.parametrize("mixer", ["mamba2", "retnet", "mlstm", "hgrn", "transformer"])
+def test_a_step_of_compiled_blocks_is_the_eager_one(mixer):
+    eager, compiled = (learner_and_data(bf16=True, module=classifier(mixer, mixer)) for _ in range(2))
+    wanted, (learner, data, _) = losses(*eager), compiled
+    data.shuffle(0)
+    (replay,), execution = loop.executables(learner, data, pytest.fail)
+    assert execution == "CUDA graph of compiled blocks"
+    assert losses(learner, data, replay) == pytest.approx(wanted, rel=1e-2)
