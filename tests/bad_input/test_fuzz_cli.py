@@ -2,11 +2,14 @@
 
 import contextlib
 import io
+import itertools
+import os
 import re
+import time
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from parser_targets import TARGETS, model
 
@@ -132,12 +135,21 @@ def test_the_tables_hold_every_command_and_its_options(tables):
 
 
 def test_any_command_line_works_or_is_refused(folder, tables):
+    """150 lines, always the same; with NAJU_FUZZ_MINUTES=10 others after them, for that long."""
+    ends = time.monotonic() + 60 * float(os.environ.get("NAJU_FUZZ_MINUTES", "0"))
+    checked = 0
+
     @settings(max_examples=5 * settings.default.max_examples)
     @given(command_lines(tables))
     def search(arguments):
+        nonlocal checked
         check(arguments)
+        checked += 1
 
     search()
+    for number in itertools.takewhile(lambda _: time.monotonic() < ends, itertools.count()):
+        seed(number)(settings(derandomize=False)(search))()
+    print(f"{checked:,} command lines")
 
 
 @pytest.mark.parametrize("value", ["nan", "-1", "99999999999999999999999", "x", "\x00", "é"])
