@@ -139,16 +139,15 @@ def test_any_command_line_works_or_is_refused(folder, tables):
     ends = time.monotonic() + 60 * float(os.environ.get("NAJU_FUZZ_MINUTES", "0"))
     checked = 0
 
-    @settings(max_examples=5 * settings.default.max_examples)
-    @given(command_lines(tables))
     def search(arguments):
         nonlocal checked
         check(arguments)
         checked += 1
 
-    search()
+    lines = given(command_lines(tables))
+    settings(max_examples=5 * settings.default.max_examples)(lines(search))()
     for number in itertools.takewhile(lambda _: time.monotonic() < ends, itertools.count()):
-        seed(number)(settings(derandomize=False)(search))()
+        seed(number)(settings(derandomize=False)(lines(search)))()
     print(f"{checked:,} command lines")
 
 

@@ -45,7 +45,7 @@ def test_replays_are_the_steps(bf16):
     assert int(learner.steps_done) == 12
 
 
-@pytest.mark.parametrize("mixer", ["mamba2", "retnet", "mlstm", "hgrn", "transformer"])
+@pytest.mark.parametrize("mixer", ["mamba2", "retnet", "mlstm", "hgrn", "mamba", "transformer"])
 def test_a_step_of_compiled_blocks_is_the_eager_one(mixer):
     eager, compiled = (learner_and_data(bf16=True, module=classifier(mixer, mixer)) for _ in range(2))
     wanted, (learner, data, _) = losses(*eager), compiled

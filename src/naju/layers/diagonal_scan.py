@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from naju.layers.cuts import outside
 from naju.scan.associative import prefixes
 from naju.scan.dispatch import other_transform, state_dtype
 from naju.scan.frame import one_by_one, without_autocast
@@ -46,6 +47,9 @@ def diagonal_scan(
     h, dt: (b, l, d) with dt >= 0; A: (d, n), negative; B, C: (b, l, n). Every tensor is differentiable, states
     included, except that mamba_ssm's kernel has no gradient for the final state and says so when asked.
     """
+    cut_out = outside("diagonal_scan")
+    if cut_out is not None:
+        return cut_out(h, dt, A, B, C, initial_state=initial_state, cu_seqlens=cu_seqlens, backend=backend)  # type: ignore[no-any-return]
     dtype = state_dtype(h.dtype)
     h, dt, A, B, C = (tensor.to(dtype) for tensor in (h, dt, A, B, C))
     if _takes_kernel(check_backend(backend), _reason_against_kernel(h, initial_state, cu_seqlens)):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from naju.layers.cuts import outside
 from naju.layers.head_scan import head_scan, head_scan_refuses
 from naju.layers.layout import Layout, PaddedLayout
 from naju.layers.public_kernels import public_kernel
@@ -65,6 +66,9 @@ def matrix_scan(
         return kernel(q, k, v, log_decay, state, bonus)
     if head_scan_refuses(q, v, log_decay, bonus, cu_seqlens) is None:
         return head_scan(q, k, v, log_decay, state)
+    cut_out = outside("matrix_scan")
+    if cut_out is not None:
+        return cut_out(q, k, v, log_decay, state, bonus=bonus, cu_seqlens=cu_seqlens)  # type: ignore[no-any-return]
     dtype = state_dtype(v.dtype)
     with without_autocast(v.device):
         drive = Drive(*(tensor.to(dtype) for tensor in (q, k, v, log_decay)))

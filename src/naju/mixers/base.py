@@ -19,8 +19,7 @@ class Mixer(nn.Module, ABC):
     d_model: int
     norms_itself = False  # whether it wants the residual stream as it is, without the norm of its block
     state_kind: type[State] = State  # what `init_state` makes
-    # Whether torch.compile makes it faster on a GPU: not where its work is one operator, or a kernel it cannot trace.
-    worth_compiling = True
+    worth_compiling = True  # whether torch.compile makes it faster on a GPU: not where nearly all of it is one operator
 
     @abstractmethod
     def forward(

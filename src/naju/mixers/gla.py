@@ -34,7 +34,6 @@ class GLAMixer(MatrixMixer):
     """
 
     state_kind = GLAState
-    worth_compiling = False
 
     def __init__(
         self,

@@ -49,7 +49,6 @@ class MambaMixer(Mixer):
     """
 
     state_kind = MambaState
-    worth_compiling = False
 
     def __init__(
         self,

@@ -57,7 +57,6 @@ class RWKVMixer(MatrixMixer):
     """
 
     state_kind = RWKVState
-    worth_compiling = False
 
     def __init__(
         self,

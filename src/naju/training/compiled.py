@@ -6,12 +6,17 @@ they become a few kernels. What was recorded stays compiled; an evaluation, of o
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
+from naju.layers.cuts import cuts
+from naju.layers.diagonal_scan import diagonal_scan
+from naju.layers.matrix_scan import matrix_scan
 from naju.mixers.base import Mixer
 
 
@@ -22,12 +27,18 @@ def compiled_blocks(model: nn.Module) -> Iterator[None]:
     for block in blocks:
         block.compile(dynamic=False)
     try:
-        with warnings.catch_warnings():  # torch's own look at its inputs, while it traces
+        with cuts(*scans_outside()), warnings.catch_warnings():  # torch's own look at its inputs, while it traces
             warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
             yield
     finally:
         for block in blocks:
             block._compiled_call_impl = None
+
+
+def scans_outside() -> list[Callable[..., Any]]:
+    """Those that have public kernels here, which are faster than what would be compiled of them."""
+    scans: dict[str, Callable[..., Any]] = {"fla": matrix_scan, "mamba_ssm": diagonal_scan}
+    return [scan for package, scan in scans.items() if importlib.util.find_spec(package) is not None]
 
 
 def blocks_to_compile(model: nn.Module) -> list[nn.Module]:
