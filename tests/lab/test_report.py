@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from statistics import fmean, stdev
+from xml.etree import ElementTree
 
 import pytest
 from opened_pages import needs_chromium, opened, pixels, share_of, tables
@@ -54,6 +55,14 @@ def test_a_task_table_holds_mean_deviation_and_worst_seed_beside_the_papers(task
     for length, cell in zip(LENGTHS, accuracies, strict=True):
         values = [drawn["accuracy"][str(length)]["all"] for drawn in mine]
         assert cell == shown(values, NAJU.accuracy[task].get(length))
+
+
+def test_the_first_picture_is_a_file_of_its_own(tmp_path):
+    picture = report(tmp_path, *some_results()).parent / "frontier.svg"
+    texts = ["".join(text.itertext()) for text in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("Naju") == 2  # ours and the paper's
+    assert {"xLSTM", "RetNet"} <= set(texts)
+    assert not (write_report(write(tmp_path / "none"), tmp_path / "empty").parent / "frontier.svg").exists()
 
 
 def test_one_seed_has_no_deviation_and_a_model_the_paper_lacks_no_difference(tmp_path):

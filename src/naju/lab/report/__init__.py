@@ -21,7 +21,8 @@ from naju.lab.report.results import BOARDS, GROWING, Model, Reading, group_model
 
 def write_report(runs: Path, output: Path, benchmarks: Path = RESULTS) -> Path:
     """Write `output/index.html` about a folder of runs or of copied results, with a page beside it for each experiment
-    that it links to, and say where it is. `benchmarks` has the rows of `naju bench`.
+    that it links to, and its first picture as `frontier.svg`, and say where it is. `benchmarks` has the rows of
+    `naju bench`.
 
     Without any result it says so, on the page as well.
     """
@@ -31,6 +32,11 @@ def write_report(runs: Path, output: Path, benchmarks: Path = RESULTS) -> Path:
     for page in pages:
         write_page(output / page.file, render("experiment.html", page=page))
     write_page(path, build_page(reading, pages))
+    models = _suite(reading)
+    if models:
+        write_page(
+            output / "frontier.svg", render("figure.svg", chart=charts.frontier(models, charts.styles_of(models)))
+        )
     print(f"Report on {len(reading.written)} finished runs: {path.resolve()}")
     for problem in reading.problems:
         print(f"  not in it: {problem}")
@@ -38,9 +44,9 @@ def write_report(runs: Path, output: Path, benchmarks: Path = RESULTS) -> Path:
 
 
 def build_page(reading: Reading, pages: Sequence[Page] = ()) -> str:
-    """The diagnostic suite's. Runs with options that only a sweep sets are on the sweep's page."""
-    shown = [result for result in reading.results if not is_of_sweep(result.config)]
-    models = group_models(shown)
+    """The diagnostic suite's."""
+    models = _suite(reading)
+    shown = [run for model in models for run in model.runs]
     counts = gaps.seed_counts(models)
     return render(
         "report.html",
@@ -59,6 +65,11 @@ def build_page(reading: Reading, pages: Sequence[Page] = ()) -> str:
         deviations=gaps.deviations(models),
         **(_measured(models) if models else {}),
     )
+
+
+def _suite(reading: Reading) -> list[Model]:
+    """Runs with options that only a sweep sets are on the sweep's page."""
+    return group_models([result for result in reading.results if not is_of_sweep(result.config)])
 
 
 def _measured(models: list[Model]) -> dict[str, Any]:
