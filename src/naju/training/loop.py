@@ -21,6 +21,8 @@ from naju.training.journal import Journal
 from naju.training.learner import Learner
 from naju.training.seeding import seeded_generator
 
+FEW_SHAPES = 6  # each is compiled for itself
+
 
 class Step(NamedTuple):
     """What one training step has to say; steps count from 1."""
@@ -152,7 +154,7 @@ def executables(
         return steps, "eager"
     before, reason = {name: tensor.clone() for name, tensor in learner.tensors().items()}, ""
     ways: dict[str, Callable[[nn.Module], AbstractContextManager[None]]] = {"CUDA graph": lambda model: nullcontext()}
-    if data.kinds == 1 and blocks_to_compile(learner.model):  # every further shape would be compiled anew
+    if data.kinds <= FEW_SHAPES and blocks_to_compile(learner.model):
         ways = {"CUDA graph of compiled blocks": compiled_blocks, **ways}
     for way, prepared in ways.items():
         try:
