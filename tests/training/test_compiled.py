@@ -24,6 +24,7 @@ def classifier(*mixers):
 @pytest.fixture
 def without_inductor(monkeypatch):
     """Traced and differentiated as on a GPU, but run by torch's own operations: no compiler, no wait for it."""
+    torch._dynamo.reset()  # one function is compiled for a limited number of modules
     compile_module = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda module, **how: compile_module(module, backend="aot_eager", **how))
 
