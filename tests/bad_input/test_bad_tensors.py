@@ -202,10 +202,9 @@ def test_a_scan_names_the_argument_that_is_wrong(harm, wrong):
 
 
 @pytest.mark.parametrize("name", ["alpha", "f_bias", "i_bias", "D_init"])
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_layer_names_the_option_that_is_not_finite(name, wrong):
-    with pytest.raises(ValueError, match=f"{name} must be finite, but is {wrong}"):
-        NajuMixer(8, **{name: wrong})
+def test_a_layer_names_the_option_that_is_no_number(name):
+    with pytest.raises(ValueError, match=f"{name} must be .*, but is nan"):
+        NajuMixer(8, **{name: math.nan})
 
 
 STRANGER = """

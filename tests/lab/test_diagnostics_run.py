@@ -31,7 +31,7 @@ def test_the_folder_and_the_result(tmp_path):
     run = tiny_run()
     folder, result = finished(tmp_path)
     assert folder.name == "naju-T4-default-s1"
-    assert sorted(path.name for path in folder.path.iterdir()) == [
+    assert sorted(path.name for path in folder.path.iterdir() if path.is_file()) == [
         "checkpoint.safetensors",
         "config.json",
         "metrics.jsonl",

@@ -21,7 +21,7 @@ def pages(tmp_path, *results, rows=()):
     benchmarks.mkdir()
     (benchmarks / "forward.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     index = write_report(folder, tmp_path / "report", benchmarks)
-    return {path.stem: path.read_text() for path in index.parent.iterdir()}
+    return {path.stem: path.read_text() for path in index.parent.glob("*.html")}
 
 
 def swept(task, seed, **changes):

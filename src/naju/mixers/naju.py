@@ -88,8 +88,8 @@ class NajuMixer(Mixer):
                     f"expand {expand} give no layer"
                 )
         for name, number in {"f_bias": f_bias, "i_bias": i_bias, "D_init": D_init}.items():
-            if not math.isfinite(number):
-                raise ValueError(f"{name} must be finite, but is {number}")
+            if math.isnan(number):  # an infinite bias is a gate that stays open or closed
+                raise ValueError(f"{name} must be a number, but is nan")
         if backend != "auto" and backend not in BACKENDS:
             raise ValueError(f"unknown scan backend {backend!r}; expected 'auto' or one of {', '.join(BACKENDS)}")
         self.alpha, self.backend = check_alpha(alpha, d_state), backend
