@@ -171,23 +171,29 @@ def _run(decoder: nn.Module, first: Tensor) -> Run:
     steps, states = decoder.steps_and_states(len(first))
     step = partial(_token, decoder.stack, steps)
     own = ModelState(tuple(states))
-    buffers = [own] if decoder.read is None else [own, next_buffer(own)]
+    if decoder.read is None:  # a peer, which writes its own cache
+        return torch.no_grad()(lambda: _plainly(step, first, own)[0])
+    buffers = [own, next_buffer(own)]
 
     @torch.no_grad()
     def run() -> object:
-        u, now = first, own
-        as_graph = len(buffers) == 2 and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            u, after = _plainly(step, first, own)
+            own.restore(after)
+            return u
+        u = first
         for _ in range(TOKENS):
-            if as_graph:
-                u = step_between(step, u, *buffers)
-                buffers.reverse()
-            else:
-                u, now = step(u, now)
-        if len(buffers) == 2 and now is not own:
-            own.restore(now)
+            u = step_between(step, u, *buffers)
+            buffers.reverse()
         return u
 
     return run
+
+
+def _plainly(step: Step, u: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+    for _ in range(TOKENS):
+        u, state = step(u, state)
+    return u, state
 
 
 def _token(stack: ResidualStack, steps: list[Step], u: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:

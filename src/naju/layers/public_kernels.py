@@ -7,7 +7,6 @@ are cases of it), `chunk_gla` for one a key channel, `chunk_rwkv6` with a bonus.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import re
 from collections.abc import Callable
 from functools import cache, partial
@@ -38,17 +37,17 @@ def public_kernel(
     if torch.compiler.is_compiling() or other_transform((q, k, v, log_decay)) is not None:
         return None
     per_head = log_decay.shape[-1] == 1
-    if per_head and torch.is_grad_enabled() and _gradient_refused(v.device):
-        return None
     kernel = _load("chunk_rwkv6" if bonus is not None else "chunk_simple_gla" if per_head else "chunk_gla")
-    return None if kernel is None else partial(_run, kernel)
+    if kernel is None or (per_head and torch.is_grad_enabled() and _gradient_refused(v.device)):
+        return None
+    return partial(_run, kernel)
 
 
 @cache
 def _gradient_refused(device: torch.device) -> bool:
     """Triton 3.4.0 to 3.7.0 miscompiles the gradient of `chunk_simple_gla` for Hopper, and fla refuses it there."""
-    triton = [int(part) for part in re.findall(r"\d+", importlib.metadata.version("triton"))[:3]]
-    return torch.cuda.get_device_capability(device)[0] == 9 and [3, 4, 0] <= triton < [3, 7, 1]
+    version = [int(part) for part in re.findall(r"\d+", importlib.import_module("triton").__version__)[:3]]
+    return torch.cuda.get_device_capability(device)[0] == 9 and [3, 4, 0] <= version < [3, 7, 1]
 
 
 @cache
