@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +20,14 @@ from naju import LanguageModel, ModelConfig, NajuMixer
 from naju.mixers import build_mixer
 from naju.models.graphs import next_buffer, step_between
 from naju.scan.on_gpu import interpreted as interpreting
-from naju.scan.triton_step import BLOCKS, LARGEST_BLOCK, block_for, compiled_for, step_refuses
+from naju.scan.triton_step import (
+    LARGEST_PRODUCTS,
+    PRODUCTS,
+    compiled_for,
+    products_block,
+    products_compiled_for,
+    step_refuses,
+)
 from numerics import TOLERANCE, relative_rms
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -84,10 +91,11 @@ def test_interpreted_at_awkward_sizes(name: str, size: tuple[int, float, int, in
 @interpreted
 @pytest.mark.parametrize("batch", [1, 4])
 def test_interpreted_in_several_tiles_of_channels(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def narrow(*arguments: Any) -> dict[str, Any]:
-        return compiled_for(*arguments) | {"BLOCK_K": 16}
+    def narrow(compiled: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        return lambda *arguments: compiled(*arguments) | {"BLOCK_K": 16}
 
-    monkeypatch.setattr("naju.scan.triton_step.compiled_for", narrow)
+    monkeypatch.setattr("naju.scan.triton_step.compiled_for", narrow(compiled_for))
+    monkeypatch.setattr("naju.scan.triton_step.products_compiled_for", narrow(products_compiled_for))
     assert_step_agrees(*draw("naju", batch, expand=5, d_state=70), torch.float32)
 
 
@@ -211,6 +219,15 @@ def test_interpreted_what_it_refuses(d_state: int, dtype: torch.dtype, reason: s
         mixer.step(u, state)
 
 
+@interpreted
+def test_interpreted_weights_of_several_precisions_take_the_torch_step() -> None:
+    mixer, u, state = draw("naju", 2)
+    with torch.no_grad():
+        inputs = mixer._step_inputs(mixer.project_in(u), state)
+    assert inputs is not None
+    assert step_refuses(inputs._replace(W_BC=inputs.W_BC.half())) == "its weights are of several precisions"
+
+
 class Doubled(nn.Linear):
     def forward(self, h: Tensor) -> Tensor:
         return 2 * super().forward(h)
@@ -247,53 +264,56 @@ def shared_memory_of(architecture: int) -> int:
     return {80: 163, 90: 227, 100: 227}.get(architecture, 99) * 1024
 
 
-def compile_step(architecture: int, batch: int, case: tuple[int, int, int, str, str, bool]) -> Any:
+def compile_kernel(kernel: Any, settings: dict[str, Any], types: dict[str, str], weight: str, architecture: int) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from naju.scan.triton_step.kernels import step_kernel
+    options = {name: settings.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
+    types |= dict.fromkeys(settings, "constexpr")
+    signature = {p.name: types.get(p.name) or p.annotation_type or weight for p in kernel.params}
+    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind[0] == "*"}
+    known = {name: value for name, value in settings.items() if name in signature}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+def compile_step(architecture: int, batch: int, case: tuple[int, int, int, str, str, bool]) -> list[Any]:
+    from naju.scan.triton_step.kernels import products_kernel, step_kernel
 
     d_inner, d_state, d_conv, activation, weight, coupled = case
-    settings = compiled_for(
-        block_for(batch, d_state),
-        d_inner,
-        d_state,
-        d_conv,
-        4 if weight == "*fp32" else 2,
-        shared_memory_of(architecture),
-    )
-    options = {name: settings.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
-    if coupled:
-        settings |= dict.fromkeys(("W_f", "f_taps", "f_bias"))
-    types = dict.fromkeys(ACTIVATIONS, activation) | dict.fromkeys(("x", "x_out"), "*fp32")
-    types |= dict.fromkeys(settings, "constexpr")
-    signature = {p.name: types.get(p.name) or p.annotation_type or weight for p in step_kernel.params}
-    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind[0] == "*"}
-    source = ASTSource(fn=step_kernel, signature=signature, constexprs=settings, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    types = dict.fromkeys(ACTIVATIONS, activation) | dict.fromkeys(("x", "x_out", "products"), "*fp32")
+    absent: dict[str, Any] = dict.fromkeys(("W_f", "f_taps", "f_bias")) if coupled else {}
+    block, sizes = products_block(batch), (d_inner, d_state, d_conv, 4 if weight == "*fp32" else 2)
+    settings = compiled_for(block, *sizes) | absent | ({} if block else {"products": None})
+    made = [compile_kernel(step_kernel, settings, types.copy(), weight, architecture)]
+    if block is not None:
+        settings = products_compiled_for(block, *sizes) | absent
+        made.append(compile_kernel(products_kernel, settings, types.copy(), weight, architecture))
+    return made
 
 
 @needs_triton
 @not_interpreted
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("batch", [*BLOCKS, 1024])
+@pytest.mark.parametrize("batch", [1, *PRODUCTS, 1024])
 def test_every_block_compiles_for_every_architecture(batch: int, architecture: int) -> None:
     for case in [PLAIN, *(OTHERS if architecture == 90 else [])]:
-        made = compile_step(architecture, batch, case)
-        assert made.asm["cubin"]
-        assert made.metadata.shared <= shared_memory_of(architecture), case
+        for made in compile_step(architecture, batch, case):
+            assert made.asm["cubin"]
+            assert made.metadata.shared <= shared_memory_of(architecture), case
 
 
 @needs_triton
 @not_interpreted
 def test_the_batch_is_not_compiled_in() -> None:
-    from naju.scan.triton_step.kernels import step_kernel
+    from naju.scan.triton_step.kernels import products_kernel, step_kernel
 
-    numbers = [parameter for parameter in step_kernel.params if parameter.annotation_type == "i64"]
-    assert [parameter.name for parameter in numbers] == ["batch", "uz_batch"]
-    assert all(parameter.do_not_specialize for parameter in numbers)
-    assert {block_for(batch, 64) for batch in range(1, 2000)} == {*BLOCKS.values(), LARGEST_BLOCK}
+    for kernel in (step_kernel, products_kernel):
+        numbers = [parameter for parameter in kernel.params if parameter.annotation_type == "i64"]
+        assert [parameter.name for parameter in numbers] == ["batch", "uz_batch"]
+        assert all(parameter.do_not_specialize for parameter in numbers)
+    assert {products_block(batch) for batch in range(1, 2000)} == {None, *PRODUCTS.values(), LARGEST_PRODUCTS}
 
 
 @not_interpreted

@@ -1,4 +1,5 @@
-"""One decoding step of a Naju layer in one launch: convolution tails, gates, state update and readout.
+"""One decoding step of a Naju layer: convolution tails, gates, state update and readout. One sequence takes one launch,
+more take two.
 
 It has no backward: a step that needs a gradient, like every other that is refused here, is the mixer's own torch code.
 Products read the weights rounded to the precision of uz, as autocast would hand them over, and sum in float32.
@@ -6,7 +7,6 @@ Products read the weights rounded to the precision of uz, as autocast would hand
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -41,46 +41,56 @@ class StepInputs(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A program's share of the batch and of the channels."""
+    """A program's share of the batch and of the columns: channels, or rows of a weight."""
 
     rows: int
-    channels: int
+    columns: int
     warps: int
 
 
 PIECE = 64  # entries of the state that a program works on at a time
-# By the largest batch they are for. One sequence alone is summed; more are padded to the rows of a matrix product.
-BLOCKS = {1: Block(1, 8, 16), 16: Block(16, 8, 8), 64: Block(16, 16, 8)}
-LARGEST_BLOCK = Block(16, 32, 8)
-SHARED_MEMORY = 99 * 1024  # what every GPU of these years has for a program
-MUCH_SHARED_MEMORY = 128 * 1024
+ALONE, TOGETHER = Block(1, 8, 16), Block(4, 16, 4)
+# Of the products, by the largest batch they are for: few rows fill a GPU, many read each weight less often.
+PRODUCTS = {64: Block(16, 64, 8)}
+LARGEST_PRODUCTS = Block(64, 64, 8)
 
 
-def block_for(batch: int, d_state: int) -> Block:
-    """As many programs as fill a GPU, but no more: each reads all of W_BC. In pieces the largest block would spill."""
-    largest = LARGEST_BLOCK if d_state <= PIECE else BLOCKS[64]
-    return next((block for most, block in BLOCKS.items() if batch <= most), largest)
+def products_block(batch: int) -> Block | None:
+    """None where each program makes its own products."""
+    if batch == 1:
+        return None
+    return next((block for most, block in PRODUCTS.items() if batch <= most), LARGEST_PRODUCTS)
 
 
-def compiled_for(
-    block: Block, d_inner: int, d_state: int, d_conv: int, weight_bytes: int, shared_memory: int
-) -> dict[str, Any]:
-    """Sizes and options that the kernel is compiled for."""
-    alone = block.rows == 1
-    much = shared_memory >= MUCH_SHARED_MEMORY and block != LARGEST_BLOCK
-    tile = (1024 if alone else 512 if much else 256) // weight_bytes  # loads in flight
+def compiled_for(products: Block | None, d_inner: int, d_state: int, d_conv: int, weight_bytes: int) -> dict[str, Any]:
+    """Sizes and options that the step is compiled for."""
+    block = ALONE if products is None else TOGETHER
     return {
-        "D_INNER": d_inner,
-        "D_STATE": d_state,
-        "D_CONV": d_conv,
+        **_sizes(d_inner, d_state, d_conv, tile=1024 // weight_bytes),
         "BLOCK_B": block.rows,
-        "BLOCK_D": block.channels,
+        "BLOCK_D": block.columns,
         "BLOCK_N": min(max(_power_of_two(d_state), 16), PIECE),
-        "BLOCK_K": min(max(_power_of_two(d_inner), 16), tile),
         "num_warps": block.warps,
-        "num_stages": 3 if alone else 2,
+        "num_stages": 3,
         "enable_fp_fusion": True,
     }
+
+
+def products_compiled_for(block: Block, d_inner: int, d_state: int, d_conv: int, weight_bytes: int) -> dict[str, Any]:
+    return {
+        **_sizes(d_inner, d_state, d_conv, tile=256 // weight_bytes),
+        "BLOCK_B": block.rows,
+        "BLOCK_R": block.columns,
+        "num_warps": block.warps,
+        "num_stages": 2,
+        "enable_fp_fusion": True,
+    }
+
+
+def _sizes(d_inner: int, d_state: int, d_conv: int, tile: int) -> dict[str, int]:
+    """`tile` channels of h are made at a time: as many as the loads that should be in flight."""
+    tile = min(max(_power_of_two(d_inner), 16), tile)
+    return {"D_INNER": d_inner, "D_STATE": d_state, "D_CONV": d_conv, "BLOCK_K": tile}
 
 
 def _power_of_two(at_least: int) -> int:
@@ -93,25 +103,25 @@ def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> 
     from naju.scan.triton_step.kernels import step_kernel
 
     uz, (batch, d_inner, d_state) = inputs.uz, inputs.x.shape
-    uz = uz if uz.stride(1) == 1 else uz.contiguous()
+    inputs = inputs._replace(uz=uz if uz.stride(1) == 1 else uz.contiguous())
     y = uz.new_empty(batch, d_inner)
-    block = block_for(batch, d_state)
-    d_conv, shared_memory = inputs.conv_taps.shape[1], _shared_memory(uz.device)
-    sizes = compiled_for(block, d_inner, d_state, d_conv, inputs.W_BC.itemsize, shared_memory)
-    programs = -(-batch // block.rows) * -(-d_inner // block.channels)
+    block = products_block(batch)
+    sizes = compiled_for(block, d_inner, d_state, inputs.conv_taps.shape[1], inputs.W_BC.itemsize)
+    programs = -(-batch // sizes["BLOCK_B"]) * -(-d_inner // sizes["BLOCK_D"])
     with torch.cuda.device_of(uz):
         step_kernel[(programs,)](
-            uz,
+            inputs.uz,
             *(tensor.contiguous() for tensor in inputs[1:6]),
             *_gates(inputs),
             inputs.W_BC.contiguous(),
             inputs.D.contiguous(),
+            None if block is None else _products(inputs, block),
             y,
             x,
             u_tail,
             h_tail,
             batch=batch,
-            uz_batch=uz.stride(0),
+            uz_batch=inputs.uz.stride(0),
             alpha=inputs.alpha,
             gate_scale=inputs.gate_scale,
             **sizes,
@@ -119,14 +129,29 @@ def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> 
     return y
 
 
-@functools.cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that one program may use."""
-    if device.type != "cuda":
-        return SHARED_MEMORY
-    from triton.runtime import driver
+def _products(inputs: StepInputs, block: Block) -> Tensor:
+    """(b, 2n + d times the number of gates), float32: B, C, and h times the gates' weights, the write gate's first."""
+    from naju.scan.triton_step.kernels import products_kernel
 
-    return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
+    uz, (batch, d_inner, d_state) = inputs.uz, inputs.x.shape
+    sizes = products_compiled_for(block, d_inner, d_state, inputs.conv_taps.shape[1], inputs.W_BC.itemsize)
+    W_f, _, _, W_i, _, _ = _gates(inputs)
+    weights = [W_f, W_i, inputs.W_BC.contiguous()]
+    products = uz.new_empty(batch, sum(len(W) for W in weights if W is not None), dtype=torch.float32)
+    longest = max(d_inner, 2 * d_state)
+    programs = -(-batch // block.rows), -(-longest // block.columns), 1 + len(inputs.gate_weights)
+    products_kernel[programs](
+        uz,
+        inputs.u_tail.contiguous(),
+        inputs.conv_taps.contiguous(),
+        inputs.conv_bias.contiguous(),
+        *weights,
+        products,
+        batch=batch,
+        uz_batch=uz.stride(0),
+        **sizes,
+    )
+    return products
 
 
 def _gates(inputs: StepInputs) -> list[Tensor | None]:
@@ -175,6 +200,8 @@ def step_refuses(inputs: StepInputs) -> str | None:
     reason = gpu_refuses(uz, inputs.x.shape[2], tensors) or triton_missing_here()
     if reason is not None:
         return reason
+    if len({W.dtype for W in (*inputs.gate_weights, inputs.W_BC)}) > 1:
+        return "its weights are of several precisions"
     if any(tensor.device != uz.device for tensor in tensors):
         return f"uz is on {uz.device} and not everything is there"
     if inputs.x.dtype != torch.float32:

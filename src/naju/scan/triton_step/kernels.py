@@ -1,7 +1,9 @@
-"""The Triton kernel of one decoding step. Importing this module imports Triton, so only a step does.
+"""The Triton kernels of one decoding step. Importing this module imports Triton, so only a step does.
 
-A program owns some sequences and a block of channels. B, C and the gate logits need h of every channel, so each program
-makes all of h for itself, a tile of channels at a time: the tails that it reads are small and shared through the cache.
+B, C and the gate logits are products of h of every channel, so a program that makes some of them makes all of h for
+itself, a tile of channels at a time: the tails that it reads are small and shared through the cache. For one sequence,
+`step_kernel` is the whole step: a second launch would cost more than what its programs do twice. For more sequences
+`products_kernel` goes first and makes each product once.
 The batch is never specialized on: a new one compiles nothing, except where it needs another block.
 """
 
@@ -108,14 +110,62 @@ def store_tail(tail, seen, row, channel, has_row, has_channel, D_INNER: tl.const
 
 
 @triton.jit
-def add_product(total, h, W):
-    """total + h W^T for tiles (b, k) and (r, k): a sum for one sequence, a matrix product for more."""
-    W = W.to(h.dtype)
-    if h.shape[0] == 1:
-        total += tl.sum(h.to(tl.float32) * W.to(tl.float32), axis=1)[None, :]
-    else:
-        total = tl.dot(h, tl.trans(W), total, input_precision="ieee")
-    return total
+def product(h, W):
+    """h W^T for tiles (1, k) and (r, k)."""
+    return tl.sum(h.to(tl.float32) * W.to(h.dtype).to(tl.float32), axis=1)[None, :]
+
+
+@triton.jit
+def width(W_f, D_INNER: tl.constexpr, D_STATE: tl.constexpr):
+    """Products of h for a sequence: B, C, those of the write gate and, where it has its own, of the forget gate."""
+    gates: tl.constexpr = 1 if W_f is None else 2
+    return 2 * D_STATE + gates * D_INNER
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def products_kernel(
+    uz,
+    u_tail,
+    conv_taps,
+    conv_bias,
+    W_f,
+    W_i,
+    W_BC,
+    products,
+    batch: tl.int64,
+    uz_batch: tl.int64,
+    D_INNER: tl.constexpr,
+    D_STATE: tl.constexpr,
+    D_CONV: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """A block of sequences times a block of rows of one of the weights, which the last index of the grid chooses. There
+    are as many programs for each as the longest needs; the rest have nothing to do."""
+    stride = width(W_f, D_INNER, D_STATE)
+    W, count, first = W_BC, 2 * D_STATE, 0
+    if tl.program_id(2) > 0:
+        W, count, first = W_i, D_INNER, 2 * D_STATE
+    if W_f is not None:  # noqa: SIM102 -- decided when compiled, the other when run
+        if tl.program_id(2) > 1:
+            W, count, first = W_f, D_INNER, 2 * D_STATE + D_INNER
+    first_row = tl.program_id(0).to(tl.int64) * BLOCK_B
+    uz += first_row * uz_batch
+    u_tail += first_row * (D_CONV - 1) * D_INNER
+    row = tl.arange(0, BLOCK_B)
+    own = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    has_row, has_own = row < batch - first_row, own < count
+    if tl.program_id(1) * BLOCK_R < count:
+        total = tl.zeros((BLOCK_B, BLOCK_R), dtype=tl.float32)
+        for start in range(0, D_INNER, BLOCK_K):
+            k = start + tl.arange(0, BLOCK_K)
+            has_k = k < D_INNER
+            h = load_h(uz, u_tail, conv_taps, conv_bias, row, k, uz_batch, has_row, has_k, D_INNER, D_CONV)
+            W_tile = load(W, own, k, D_INNER, has_own, has_k).to(h.dtype)
+            total = tl.dot(h, tl.trans(W_tile), total, input_precision="ieee")
+        place = first_row * stride + first + row[:, None] * stride + own[None, :]
+        tl.store(products + place, total, mask=has_row[:, None] & has_own[None, :])
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -134,6 +184,7 @@ def step_kernel(
     i_bias,
     W_BC,
     D,
+    products,
     y,
     x_out,
     u_tail_out,
@@ -150,7 +201,8 @@ def step_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """y and the next state from uz = [u_tilde | z]. Without W_f there is one gate, and f_logit is -i_logit.
+    """y and the next state from uz = [u_tilde | z]; without `products`, of one sequence a program. Without W_f there
+    is one gate, and f_logit is -i_logit.
 
     The state is worked off in pieces of BLOCK_N entries. Each is asked for before the products of its B and C, which
     hide the wait; those of the gates go with the first. Stores come late, because no load is moved above one.
@@ -181,32 +233,42 @@ def step_kernel(
         own_f_taps, own_f_bias = load_taps(f_taps, channel, has_channel, D_CONV), load_row(f_bias, channel, has_channel)
     z = load(uz + D_INNER, row, channel, uz_batch, has_row, has_channel).to(tl.float32)
     own_D = load_row(D, channel, has_channel)
+    f = tl.zeros((BLOCK_B, BLOCK_D), dtype=tl.float32)
+    f_logit, i_logit, v, m, h_own = f, f, f, f, u_own
+    stride = width(W_f, D_INNER, D_STATE)
+    if products is not None:
+        products += first_row * stride
+        i_logit = load(products + 2 * D_STATE, row, channel, stride, has_row, has_channel)
+        if W_f is not None:
+            f_logit = load(products + 2 * D_STATE + D_INNER, row, channel, stride, has_row, has_channel)
 
     cell = (row[:, None, None] * D_INNER + own[None, :, None]) * D_STATE
     x += (first_row * D_INNER + first_channel) * D_STATE
     x_out += (first_row * D_INNER + first_channel) * D_STATE
-    f = tl.zeros((BLOCK_B, BLOCK_D), dtype=tl.float32)
-    f_logit, i_logit, v, m, h_own = f, f, f, f, u_own
     for piece in tl.static_range((D_STATE + BLOCK_N - 1) // BLOCK_N):
         entry = piece * BLOCK_N + tl.arange(0, BLOCK_N)
         has_entry = entry < D_STATE
         has_cell = has_own[:, :, None] & has_entry[None, None, :]
         before = tl.load(x + cell + entry[None, None, :], mask=has_cell, other=0.0)
 
-        B = tl.zeros((BLOCK_B, BLOCK_N), dtype=tl.float32)
-        C = B
-        for start in range(0, D_INNER, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            has_k = k < D_INNER
-            h = load_h(uz, u_tail, conv_taps, conv_bias, row, k, uz_batch, has_row, has_k, D_INNER, D_CONV)
-            if piece == 0:
-                W = load(W_i + first_channel * D_INNER, own, k, D_INNER, has_channel, has_k)
-                i_logit = add_product(i_logit, h, W)
-                if W_f is not None:
-                    W = load(W_f + first_channel * D_INNER, own, k, D_INNER, has_channel, has_k)
-                    f_logit = add_product(f_logit, h, W)
-            B = add_product(B, h, load(W_BC, entry, k, D_INNER, has_entry, has_k))
-            C = add_product(C, h, load(W_BC + D_STATE * D_INNER, entry, k, D_INNER, has_entry, has_k))
+        if products is not None:
+            B = load(products, row, entry, stride, has_row, has_entry)
+            C = load(products + D_STATE, row, entry, stride, has_row, has_entry)
+        else:
+            B = tl.zeros((BLOCK_B, BLOCK_N), dtype=tl.float32)
+            C = B
+            for start in range(0, D_INNER, BLOCK_K):
+                k = start + tl.arange(0, BLOCK_K)
+                has_k = k < D_INNER
+                h = load_h(uz, u_tail, conv_taps, conv_bias, row, k, uz_batch, has_row, has_k, D_INNER, D_CONV)
+                if piece == 0:
+                    W = load(W_i + first_channel * D_INNER, own, k, D_INNER, has_channel, has_k)
+                    i_logit += product(h, W)
+                    if W_f is not None:
+                        W = load(W_f + first_channel * D_INNER, own, k, D_INNER, has_channel, has_k)
+                        f_logit += product(h, W)
+                B += product(h, load(W_BC, entry, k, D_INNER, has_entry, has_k))
+                C += product(h, load(W_BC + D_STATE * D_INNER, entry, k, D_INNER, has_entry, has_k))
 
         if piece == 0:
             h_own = silu(convolved(window(u_past, u_own, D_CONV), own_taps, own_bias)).to(u_own.dtype)
