@@ -7,8 +7,8 @@ import torch
 
 from naju.bench import stress
 from naju.bench.stress import DTYPES, GATES, StressBench, run_stress_bench, stress_rows
-from naju.scan import backends
-from numerics import BACKEND_NAMES, TOLERANCE
+from naju.scan import backends, naju_step
+from numerics import BACKEND_NAMES, TOLERANCE, relative_rms
 
 FORGETFUL = sorted(set(GATES) - {"near 1"})
 LENGTHS = (500, 2000, 8000)
@@ -64,6 +64,21 @@ def test_what_keeps_everything_drifts_by_less_than_a_tenth_of_a_rounding_a_token
         rounds = row["backend"] == "triton_chunked" and row["dtype"] != "float32"
         assert row["state"] <= drift + (state_bound(row) if rounds else 0.0), row
         assert row["y"] <= TOLERANCE[getattr(torch, row["dtype"]), "forward"] + drift, row
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_steps_that_keep_everything_drift_as_roundings_do_that_lean_to_no_side(dtype):
+    """A gate rounded near 1, or a product rounded before the write is added, drifts in proportion to the length."""
+    bench, length = StressBench(lengths=(8000,), piece=500, device="cpu"), 8000
+    near_one = list(GATES).index("near 1")
+    state, truth = torch.zeros(1, 8, 8), torch.zeros(1, 8, 8, dtype=torch.float64)
+    for _, inputs in stress.pieces(bench, length):
+        rounded = {name: tensor[near_one].to(dtype) for name, tensor in inputs.items()}
+        for t in range(bench.piece):
+            token = {name: tensor[t : t + 1] for name, tensor in rounded.items()}
+            _, state = naju_step(state, **token)
+            _, truth = naju_step(truth, **{name: tensor.double() for name, tensor in token.items()})
+    assert relative_rms(state, truth) <= torch.finfo(torch.float32).eps / 2 * length**0.5
 
 
 def test_a_stream_is_the_sequence_in_one_piece():

@@ -12,7 +12,7 @@ from naju.scan.chunked import CHUNKED
 from naju.scan.cpu_compiled import CPU_COMPILED
 from naju.scan.cuda_sequential import CUDA_SEQUENTIAL
 from naju.scan.dispatch import check_alpha, check_inputs, choose, state_dtype
-from naju.scan.frame import gate, readout, without_autocast
+from naju.scan.frame import after_token, gate, readout, without_autocast
 from naju.scan.reference import REFERENCE
 from naju.scan.triton_chunked import TRITON_CHUNKED
 from naju.scan.triton_sequential import TRITON_SEQUENTIAL
@@ -92,7 +92,7 @@ def naju_step(
     dtype = state_dtype(h.dtype)
     with without_autocast(h.device):
         v = gate(i_logit.to(dtype)) * h.to(dtype)
-        state = gate(f_logit.to(dtype)).unsqueeze(-1) * state + v.unsqueeze(-1) * B.to(dtype).unsqueeze(-2)
+        state = after_token(state, f_logit.to(dtype), v.unsqueeze(-1) * B.to(dtype).unsqueeze(-2))
         m = (state @ C.to(dtype).unsqueeze(-1)).squeeze(-1)
         return readout(m, h, check_alpha(alpha, B.shape[-1]), D, z), state
 

@@ -27,6 +27,14 @@ def gate(logit: Tensor) -> Tensor:
     return torch.where(logit > 0, 1 - torch.sigmoid(-logit), torch.sigmoid(logit))
 
 
+def after_token(state: Tensor, f_logit: Tensor, write: Tensor) -> Tensor:
+    """`f * state + write`, (b, d, n), for f_logit (b, d). From f = 1/2 up as `state + (write - (1 - f) * state)`: a
+    gate rounded near 1, and a product rounded before the write is added, would drift over a hundred thousand tokens."""
+    keeps = f_logit > 0
+    lost = torch.where(keeps, torch.sigmoid(-f_logit), -torch.sigmoid(f_logit)).unsqueeze(-1)
+    return torch.addcmul(torch.addcmul(write, lost, state, value=-1), keeps.to(state.dtype).unsqueeze(-1), state)
+
+
 def readout(m: Tensor, h: Tensor, alpha: float, D: Tensor | None, z: Tensor | None) -> Tensor:
     """`alpha * m + D * h`, times silu(z) where given, in the precision of h."""
     y = alpha * m

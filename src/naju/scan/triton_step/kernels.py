@@ -233,8 +233,8 @@ def step_kernel(
         own_f_taps, own_f_bias = load_taps(f_taps, channel, has_channel, D_CONV), load_row(f_bias, channel, has_channel)
     z = load(uz + D_INNER, row, channel, uz_batch, has_row, has_channel).to(tl.float32)
     own_D = load_row(D, channel, has_channel)
-    f = tl.zeros((BLOCK_B, BLOCK_D), dtype=tl.float32)
-    f_logit, i_logit, v, m, h_own = f, f, f, f, u_own
+    m = tl.zeros((BLOCK_B, BLOCK_D), dtype=tl.float32)
+    f_logit, i_logit, kept, lost, v, h_own = m, m, m, m, m, u_own
     stride = width(W_f, D_INNER, D_STATE)
     if products is not None:
         products += first_row * stride
@@ -273,12 +273,16 @@ def step_kernel(
         if piece == 0:
             h_own = silu(convolved(window(u_past, u_own, D_CONV), own_taps, own_bias)).to(u_own.dtype)
             h_seen = window(h_past, h_own, D_CONV)
-            i, closed = gate((i_logit + convolved(h_seen, own_i_taps, own_i_bias)) / gate_scale)
-            f = closed
+            i, f = gate((i_logit + convolved(h_seen, own_i_taps, own_i_bias)) / gate_scale)
+            lost = i
             if W_f is not None:
-                f, _ = gate((f_logit + convolved(h_seen, own_f_taps, own_f_bias)) / gate_scale)
+                f, lost = gate((f_logit + convolved(h_seen, own_f_taps, own_f_bias)) / gate_scale)
+            kept = tl.where(f > 0.5, 1.0, 0.0)
+            lost = tl.where(f > 0.5, lost, -f)
             v = i * h_own.to(tl.float32)
-        after = f[:, :, None] * before + v[:, :, None] * B[:, None, :]
+        # f * before + v B, but near f = 1 before + (v B - (1 - f) * before): see frame.after_token
+        change = v[:, :, None] * B[:, None, :] - lost[:, :, None] * before
+        after = kept[:, :, None] * before + change
         tl.store(x_out + cell + entry[None, None, :], after, mask=has_cell)
         m += tl.sum(after * C[:, None, :], axis=2)
 
