@@ -91,6 +91,7 @@ def within_block(
     v,
     dm,
     m,
+    dv,
     dg,
     scores,
     LEAF: tl.constexpr,
@@ -98,11 +99,11 @@ def within_block(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dv (d, t) of the pairs inside a block, and m and dg with what they add to them; scores[s, t] = B_s · C_t."""
+    """m, dv and dg (d, t) with what the pairs inside a block add to them; scores[s, t] = B_s · C_t."""
     row, column = token_pairs(BLOCK)
     diagonal = tl.sum(tl.where(row == column, scores, 0.0), axis=0)[None, :]
     m += v * diagonal
-    dv = dm * diagonal
+    dv += dm * diagonal
     if LEAF > 1:
         leaf_m, leaf_dv, leaf_dg = within_leaf(g, v, dm, scores, LEAF, BLOCK, PRECISION)
         m += leaf_m
@@ -249,23 +250,22 @@ def channel_gradients(
         if HAS_D:
             dskip += tl.sum(dq * drive, axis=1)
             q = skip * drive
-        scores = alpha * product(key, tl.trans(query), PRECISION)
         factor = as_factor(adjoint, PRECISION)
         decay = exp2(sums(g, row + column >= 0), PRECISION)
         dg = decay * product(as_factor(state, PRECISION) * factor, tl.full((BN, BLOCK), 1.0, tl.float32), PRECISION)
-        q, dv, dg = within_block(g, v, dq, q, dg, scores, LEAF, LEVELS, BLOCK, PRECISION)
+        dv = decay_to_end(g, BLOCK, PRECISION) * product(factor, tl.trans(key), PRECISION)
+        dg = product(v * dv, (row < column).to(tl.float32), PRECISION, dg)
         from_start = decay_from_start(g, BLOCK, PRECISION)
         read = alpha * from_start * product(state, tl.trans(query), PRECISION)
-        q += read
-        if HAS_Z:
-            store(dz, dz_stride, rows[None, :], channels[:, None], slope.to(tl.float32) * q, mask)
         dg = product(dq * read, (row >= column).to(tl.float32), PRECISION, dg)
-        pulled = decay_to_end(g, BLOCK, PRECISION) * product(factor, tl.trans(key), PRECISION)
+        q += read
         adjoint = adjoint * (tl.sum(decay, axis=1) / BLOCK)[:, None] + product(
             alpha * dq * from_start, query, PRECISION
         )
-        dv += pulled
-        dg = product(v * pulled, (row < column).to(tl.float32), PRECISION, dg)
+        scores = alpha * product(key, tl.trans(query), PRECISION)
+        q, dv, dg = within_block(g, v, dq, q, dv, dg, scores, LEAF, LEVELS, BLOCK, PRECISION)
+        if HAS_Z:
+            store(dz, dz_stride, rows[None, :], channels[:, None], slope.to(tl.float32) * q, mask)
         _, forgotten = gate_and_rest(g, PRECISION)
         store(df, df_stride, rows[None, :], channels[:, None], dg * forgotten, mask)
         i, closed = gate_and_rest(i_tile, PRECISION)
