@@ -59,6 +59,30 @@ def test_bad_values_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("demo", "--test-sequences", "0"), "test_sequences must be a positive integer, but is 0"),
+        (("reproduce", "lra", "--budget", "0"), "budget must lie in (0, 1], but is 0.0"),
+        (("reproduce", "mqar", "--jobs", "0"), "jobs must be a positive integer, but is 0"),
+        (("reproduce", "mqar", "--gpus", "0"), "gpus must be a positive integer, but is 0"),
+        (("lm", "generate", "model", "--temperature", "-1"), "temperature must be 0 (greedy) or positive, but is -1.0"),
+    ],
+)
+def test_a_config_refuses_in_its_own_words(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    assert capsys.readouterr().err == f"naju: {sentence}\n"
+
+
+def test_a_value_of_another_type_is_answered_with_the_help_of_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "scan", "--rounds", "many") == 2
+    told = capsys.readouterr().err
+    assert "Error parsing --rounds" in told
+    assert "timed rounds" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
         (("errors", "--lengths", "8", "--backends", "chonked"), "backends must be some of .* but hold 'chonked'"),
         (("stress", "--backends", "chonked"), "backends must be some of .* but hold 'chonked'"),
         (("forward", "--lengths", "8", "--against", "mamba9"), "unknown model 'mamba9'; expected one of naju, "),

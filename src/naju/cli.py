@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -28,6 +32,7 @@ from naju.lab.ablations import BiasF, BiasI, GateRank, MambaFactorial, Readout
 from naju.lab.catalogue import ListExperiments, list_experiments
 from naju.lab.demo import DemoConfig, run_demo
 from naju.lab.inspect import InspectConfig, run_inspect
+from naju.lab.inspect.fading import FadingConfig, run_fading
 from naju.lab.lra import Lra
 from naju.lab.manage_runs import ListRuns, RemoveRuns, ShowRun, list_runs, remove_runs, show_run
 from naju.lab.mqar import Mqar
@@ -152,14 +157,20 @@ Runs = (
     Annotated[ListRuns, tyro.conf.subcommand("ls", prefix_name=False)]
     | Annotated[ShowRun, tyro.conf.subcommand("show", prefix_name=False)]
     | Annotated[RemoveRuns, tyro.conf.subcommand("rm", prefix_name=False)]
+    | Annotated[FadingConfig, tyro.conf.subcommand("fading", prefix_name=False)]
 )
 
 
 def runs(
     config: tyro.conf.PositionalRequiredArgs[tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Runs]]],
 ) -> None:
-    """List the runs of a run store, show one, or remove some."""
-    commands: dict[type, Callable[..., None]] = {ListRuns: list_runs, ShowRun: show_run, RemoveRuns: remove_runs}
+    """List the runs of a run store, show one, remove some, or find out why one's accuracy fades with the length."""
+    commands: dict[type, Callable[..., None]] = {
+        ListRuns: list_runs,
+        ShowRun: show_run,
+        RemoveRuns: remove_runs,
+        FadingConfig: run_fading,
+    }
     commands[type(config)](config)
 
 
@@ -205,9 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     try:
         try:
-            tyro.extras.subcommand_cli_from_dict(
-                commands, prog="naju", description=naju.__doc__, args=list(arguments) or ["--help"]
-            )
+            _parsed(commands, arguments)()
         finally:
             print(end="", flush=True)  # here a pipe that nobody reads is an error that can be caught
     except BrokenPipeError:
@@ -221,6 +230,48 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("naju: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _parsed(commands: Mapping[str, Callable[..., None]], arguments: Sequence[str]) -> Callable[[], None]:
+    """The command with its options. Where a config refuses their values, its own sentence is the answer: tyro would
+    show it behind the name of a field that no command line has."""
+    told = io.StringIO()
+    later = {name: _later(command) for name, command in commands.items()}
+    try:
+        with contextlib.redirect_stderr(told):
+            command: Callable[[], None] = tyro.extras.subcommand_cli_from_dict(
+                later, prog="naju", description=naju.__doc__, args=list(arguments) or ["--help"]
+            )
+    except SystemExit as stop:
+        refusal = _refusal(stop)
+        if refusal is not None:
+            told = io.StringIO()
+            raise refusal from None
+        raise
+    finally:
+        print(told.getvalue(), end="", file=sys.stderr)
+    return command
+
+
+def _later(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """With the options of `command`, and only begun by the one who calls what it returns."""
+
+    @functools.wraps(command)
+    def prepared(*arguments: object, **options: object) -> Callable[[], None]:
+        return functools.partial(command, *arguments, **options)
+
+    return prepared
+
+
+def _refusal(stop: SystemExit) -> ValueError | None:
+    """The error behind an exit, where it came from this package and not from reading an option's text."""
+    error = stop.__context__
+    while error is not None:
+        modules = (frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))
+        if isinstance(error, ValueError) and any(module.startswith("naju.") for module in modules):
+            return error
+        error = error.__context__
+    return None
 
 
 def _end_like_a_pipe() -> NoReturn:

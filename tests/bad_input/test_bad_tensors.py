@@ -1,6 +1,7 @@
 """Public functions given the wrong thing: the error names the argument, and nothing is computed from it."""
 
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -53,6 +54,21 @@ def test_a_state_of_another_size_or_batch_is_refused(name):
     _, state = wider(torch.zeros(2, 3, 2 * WIDTH))
     with pytest.raises(ValueError, match="does not fit this mixer"):
         mixer(u, state)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_an_input_without_sequences_or_tokens_is_refused(name):
+    mixer = small_mixer(name)
+    for shape in ((2, 0, WIDTH), (0, 3, WIDTH)):
+        with pytest.raises(
+            ValueError,
+            match=re.escape(
+                f"u must have shape (batch, length, d_model) with d_model {WIDTH} and not be empty, but has {shape}"
+            ),
+        ):
+            mixer(torch.zeros(shape))
+    with pytest.raises(ValueError, match=r"u must have shape .* and not be empty"):
+        mixer.step(torch.zeros(0, WIDTH), mixer.init_state(0))
 
 
 def test_a_state_that_counts_more_tokens_than_there_are_positions_is_refused():

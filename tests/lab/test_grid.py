@@ -174,3 +174,14 @@ def test_a_signal_saves_and_says_so(tmp_path, which, code):
     assert "Traceback" not in told
     assert run.checkpoint().facts["step"] >= run.metrics()[-1]["step"] > 0
     assert run.status().startswith("interrupted, step ")
+
+
+@pytest.mark.parametrize("option", ["--runs", "--results"])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_trained(option, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Grid, "fill", lambda *arguments: pytest.fail("trained"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["reproduce", "diagnostics", "--quick", "--device", "cpu", option, "file"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "naju: output folder 'file' cannot be written: File exists\n"

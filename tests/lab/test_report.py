@@ -163,6 +163,22 @@ def test_missing_cells_are_counted(tmp_path):
     assert f"{5 * cells_expected - have} runs are missing" in page
 
 
+def test_tasks_that_the_quick_protocol_lacks_are_not_missing(tmp_path):
+    def counted(*results):
+        page = report(tmp_path, *results).read_text()
+        counts = {row[0]: row[1:] for row in tables(page)["missing"][1:]}
+        return counts, int(re.search(r"(\d+) runs are missing", page)[1])
+
+    quick = {"state_size": 2048, "config": {"d_model": 32, "length": 64}}
+    variants = ("quick", "quick-2x-epochs")
+    _, before = counted()
+    counts, missing = counted(
+        *(result("naju", task, 1, variant=variant, **quick) for variant in variants for task in ("T2", "T4"))
+    )
+    assert [counts[f"Naju ({variant})"] for variant in variants] == [["–", "1", "–", "1"]] * 2
+    assert missing == before + 2 * 2 * 4  # four seeds more of each cell
+
+
 def test_deviations_from_the_budget_are_named_with_their_place(tmp_path):
     page = report(
         tmp_path,

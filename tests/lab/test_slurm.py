@@ -151,6 +151,26 @@ def test_submitits_array_job_as_slurm_would_get_it(tmp_path, monkeypatch):
     assert "#SBATCH --job-name=naju-mark" in given
 
 
+def test_a_machine_without_slurm_is_one_sentence(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    make_tiny(tmp_path, monkeypatch)
+    assert submitted(tmp_path, *PILOTS) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("naju: on 'slurm' has to be given where Slurm is: ")
+    assert told.count("\n") == 1
+
+
+def test_a_job_that_sbatch_refuses_is_an_error_with_its_words(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    for name, does in (("sbatch", "echo invalid partition >&2; exit 1"), ("srun", "true")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(OSError, match=r"Slurm does not take the job: (.|\n)*invalid partition"):
+        submit(partial(mark, tmp_path), "mark", SlurmOptions(), tmp_path / "runs", cells=1, gpu=False)
+
+
 def waits_for_a_signal(folder, cell, reporter):
     """In a worker: gets what a batch system sends to all processes of a job, and lives."""
     os.kill(os.getpid(), signal.SIGUSR2)

@@ -143,3 +143,5 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
         EvaluateConfig(model=tmp_path, length=-1)
     with pytest.raises(ValueError, match="batch must be at least 1, but is 0"):
         EvaluateConfig(model=tmp_path, batch=0)
+    with pytest.raises(ValueError, match=r"out must lie in a folder that exists, but is .*nowhere"):
+        EvaluateConfig(model=tmp_path, out=tmp_path / "nowhere" / "losses.json")

@@ -1,4 +1,4 @@
-"""`naju reproduce --list`: every table of the paper, the command that fills it, what that costs, and what is there."""
+"""`naju reproduce ls`: every table of the paper, the command that fills it, what that costs, and what is there."""
 
 from __future__ import annotations
 

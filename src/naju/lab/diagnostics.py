@@ -47,7 +47,7 @@ class Protocol:
     examination: Examination = field(default_factory=Examination)
 
 
-# Sizes with which the paper's pattern appears: with fewer different sequences every model memorises T2 and T4.
+# The paper leaves the number of sequences open; with fewer different ones every model memorises T2 and T4.
 FULL = Protocol(
     budgets={
         "T1": Budget(10_000, 50),
@@ -69,6 +69,7 @@ QUICK = Protocol(
     lr=5e-3,
     examination=Examination(test_lengths=(64, 128, 256), test_sequences=1000, validation_sequences=500),
 )
+QUICK_MARK = "quick"  # the names of its variants begin with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,7 @@ def diagnostic_run(
     if task not in protocol.budgets:
         raise ValueError(f"task must be one of {', '.join(protocol.budgets)} here, but is {task!r}")
     sequences, epochs = changes.budget(protocol.budgets[task])
-    marks = [*(["quick"] if protocol is QUICK else []), *changes.marks]
+    marks = [*([QUICK_MARK] if protocol is QUICK else []), *changes.marks]
     return DiagnosticRun(
         task=task,
         task_options=protocol.task_options.get(task, {}),
@@ -135,6 +136,11 @@ def diagnostic_run(
         examination=protocol.examination,
         device=device,
     )
+
+
+def tasks_of(variant: str) -> tuple[str, ...]:
+    """Those of the protocol that a variant belongs to."""
+    return tuple((QUICK if variant.split("-")[0] == QUICK_MARK else FULL).budgets)
 
 
 def _model(protocol: Protocol, mixer: str, changes: Changes) -> ModelSettings:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from naju.lab.lock import BusyError
 from naju.lab.signals import Signals
 from naju.training import Reporter, StoppedError
+from naju.training.children import deaf_to_ctrl_c
 
 
 class Cell(Protocol):
@@ -107,10 +108,8 @@ class Grid(Generic[C]):
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(target=_serve, args=(there, self.train), daemon=True)
-        # Ctrl-C goes to the whole process group; a worker ignores it until it has a handler of its own.
-        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        process.start()
-        signal.signal(signal.SIGINT, heard)
+        with deaf_to_ctrl_c():
+            process.start()
         there.close()
         worker: Worker[C] = Worker(process, here)
         self.workers.append(worker)

@@ -17,6 +17,7 @@ from safetensors.numpy import save
 from tqdm import tqdm
 
 from naju.tasks.lra import LRA, Examples, GeneratedTask, LraTask, ReadTask, Sizes
+from naju.training.children import deaf_to_ctrl_c
 from naju.training.files import write_whole
 
 DATA_SEED = 0
@@ -80,7 +81,9 @@ def _finished(name: str, seed: int, folder: Path, numbers: list[int], processes:
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         try:
-            for future in as_completed([pool.submit(make_block, name, seed, number, folder) for number in numbers]):
+            with deaf_to_ctrl_c():
+                futures = [pool.submit(make_block, name, seed, number, folder) for number in numbers]
+            for future in as_completed(futures):
                 yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)

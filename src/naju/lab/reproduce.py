@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from naju.bench.rows import check_writable
 from naju.lab.ablations import SWEEPS, told_sweep
 from naju.lab.diagnostic_run import EXPERIMENT, DiagnosticRun, run_diagnostic
 from naju.lab.diagnostics import FULL, QUICK, SUITE, UNCHANGED, Changes, aligned, diagnostic_run, in_order, tables
@@ -203,6 +204,8 @@ def reproduce(options: GridCommand) -> int:
     )
 
     if missing:
+        for folder in filter(None, (grid.runs, grid.results)):
+            check_writable(folder)
         experiment.prepare(options)
     outcomes, signals = _fill(options, experiment, results, missing)
     found = [result for cell in options.cells() if (result := results.get(cell.name)) is not None]

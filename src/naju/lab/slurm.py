@@ -78,7 +78,19 @@ def submit(
 ) -> list[Any]:
     """Queue `work`, which has to be picklable, as one array job; submitit's jobs, one a task. Logs go into the run
     store."""
-    executor = _submitit().AutoExecutor(folder=runs / LOGS, cluster=EXECUTOR, slurm_max_num_timeout=REQUEUES)
+    executor = _executor(name, options, runs / LOGS, gpu=gpu)
+    try:
+        with executor.batch():
+            return [executor.submit(ArrayTask(work)) for _ in range(min(options.gpus, cells))]
+    except RuntimeError as error:  # sbatch refuses
+        raise OSError(f"Slurm does not take the job: {error}") from error
+
+
+def _executor(name: str, options: SlurmOptions, logs: Path, *, gpu: bool) -> Any:
+    try:
+        executor = _submitit().AutoExecutor(folder=logs, cluster=EXECUTOR, slurm_max_num_timeout=REQUEUES)
+    except RuntimeError as error:  # no srun
+        raise OSError(f"on 'slurm' has to be given where Slurm is: {error}") from error
     executor.update_parameters(
         name=f"naju-{name}",
         timeout_min=minutes(options.time),
@@ -90,8 +102,7 @@ def submit(
         slurm_qos=options.qos,
         slurm_additional_parameters=options.more() or None,
     )
-    with executor.batch():
-        return [executor.submit(ArrayTask(work)) for _ in range(min(options.gpus, cells))]
+    return executor
 
 
 def _submitit() -> Any:

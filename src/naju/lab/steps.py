@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from naju.lab.options import check_names
 from naju.lab.side_by_side import side_by_side
 from naju.mixers import MIXERS
 from naju.training import FixedSet, Learner
+from naju.training.children import deaf_to_ctrl_c
 from naju.training.loop import executables
 
 SEQUENCES = 4096  # as many as it takes to draw batches from
@@ -80,10 +80,8 @@ def _measured(run: DiagnosticRun, jobs: int, seconds: float) -> list[tuple[float
     for _ in range(jobs):
         line, theirs = context.Pipe()
         process = context.Process(target=_step_for, args=(run, seconds, theirs), daemon=True)
-        # Ctrl-C goes to the whole process group; this process, not its children, says so and ends them.
-        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        process.start()
-        signal.signal(signal.SIGINT, heard)
+        with deaf_to_ctrl_c():
+            process.start()
         theirs.close()
         lines.append(line)
         processes.append(process)

@@ -58,6 +58,8 @@ class EvaluateConfig:
             raise ValueError(f"length must be positive, or 0 for the whole split, but is {self.length}")
         if self.batch < 1:
             raise ValueError(f"batch must be at least 1, but is {self.batch}")
+        if self.out is not None and not self.out.parent.is_dir():
+            raise ValueError(f"out must lie in a folder that exists, but is {self.out}")
 
 
 @dataclass(frozen=True)

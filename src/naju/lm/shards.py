@@ -28,6 +28,7 @@ from tqdm import tqdm
 from naju.lm.sources import Piece, Source, Told
 from naju.lm.token_files import OFFSET, Offsets, Part
 from naju.lm.tokenizer import Tokenizer
+from naju.training.children import deaf_to_ctrl_c
 from naju.training.files import write_whole
 
 SHARD_CHARACTERS = 4 * 2**20
@@ -137,8 +138,13 @@ def _known(shard: Shard) -> EncodedShard | None:
 def _encode_in_parallel(shards: Iterator[Shard], tokenizer: Tokenizer, processes: int) -> Iterator[EncodedShard]:
     spawn = multiprocessing.get_context("spawn")  # a forked copy of a process that has threads may hang
     pool = ProcessPoolExecutor(processes, spawn, _start_worker, (tokenizer,))
+
+    def submit(shard: Shard) -> Future[EncodedShard]:
+        with deaf_to_ctrl_c():  # it may start a worker
+            return pool.submit(_encode_in_worker, shard)
+
     try:
-        yield from _in_order(shards, lambda shard: pool.submit(_encode_in_worker, shard), ahead=2 * processes)
+        yield from _in_order(shards, submit, ahead=2 * processes)
     except BrokenProcessPool as error:
         raise OSError(
             "a process that encodes was killed, perhaps for want of memory; run the same command with fewer"

@@ -55,6 +55,9 @@ class AttentionMixer(Mixer):
         state = self.fitting_past(state, layout.rows)
         if isinstance(layout, PackedLayout):
             return self._one_by_one(u, state, layout)
+        return self._attend(u, state, attention_mask)
+
+    def _attend(self, u: Tensor, state: AttentionState, attention_mask: Tensor | None) -> tuple[Tensor, AttentionState]:
         real = torch.ones(u.shape[:2], dtype=torch.bool, device=u.device)
         real = real if attention_mask is None else attention_mask.bool()
         u = torch.where(real.unsqueeze(-1), u, u.new_zeros(()))
@@ -77,7 +80,7 @@ class AttentionMixer(Mixer):
     def _one_by_one(self, u: Tensor, state: AttentionState, layout: PackedLayout) -> tuple[Tensor, AttentionState]:
         """Packed sequences each see themselves only; their caches are padded on the left to one length."""
         pieces = [u[:, left:right] for left, right in zip(layout.starts.tolist(), layout.ends.tolist(), strict=True)]
-        done = [self.forward(piece, state[row]) for row, piece in enumerate(pieces)]
+        done = [self._attend(piece, state[row], None) for row, piece in enumerate(pieces)]
         longest = max(kept.real.shape[1] for _, kept in done)
         padded = [kept.map(lambda t: _pad_past(t, longest)) for _, kept in done]
         joined = AttentionState(

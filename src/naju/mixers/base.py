@@ -44,8 +44,10 @@ class Mixer(nn.Module, ABC):
         expected = "(batch, length, d_model)" if axes == 3 else "(batch, d_model)"
         if not isinstance(u, Tensor):
             raise TypeError(f"u must be a tensor, but is a {type(u).__name__}")
-        if u.dim() != axes or u.shape[-1] != self.d_model:
-            raise ValueError(f"u must have shape {expected} with d_model {self.d_model}, but has {tuple(u.shape)}")
+        if u.dim() != axes or u.shape[-1] != self.d_model or 0 in u.shape:
+            raise ValueError(
+                f"u must have shape {expected} with d_model {self.d_model} and not be empty, but has {tuple(u.shape)}"
+            )
 
     def state_for(self, state: Any, rows: int) -> Any:
         """The given state after checking its kind and that it has a row for each sequence, or the one before the first

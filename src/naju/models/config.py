@@ -12,8 +12,8 @@ from typing import Any, Literal
 class ModelConfig:
     """A backbone of pre-norm blocks over a token embedding.
 
-    `mixer` is one name for all layers or a list with one a layer (hybrids); `mixer_options` go to every mixer, or, for
-    a hybrid, may be a mapping from the mixer's name to its options. `embedding_std=None` means the usual choice of
+    `mixer` is one name for all layers or a list with one a layer (hybrids); `mixer_options` go to every mixer;
+    for a hybrid they are a mapping from a mixer's name to its options. `embedding_std=None` means the usual choice of
     the head on top: 0.02 where the embedding also makes the logits, 1 elsewhere. `pooling` is what a classifier reads:
     the "last" real position or the "mean" of all. `checkpoint_blocks` keeps only the blocks' inputs for the backward
     pass, which computes the rest a second time.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from naju.lab.diagnostics import TASKS
+from naju.lab.diagnostics import TASKS, tasks_of
 from naju.lab.paper import PaperModel, diagnostics
 from naju.lab.report.results import Model, Result, family
 from naju.lab.report.tables import side_by_side
@@ -27,7 +27,8 @@ NAMES = {
 
 @dataclass(frozen=True)
 class SeedCounts:
-    """How many seeds a model has, task by task in the order of TASKS; None where the paper has no such cell either."""
+    """How many seeds a model has, task by task in the order of TASKS; None where none is expected, because the paper's
+    row or the model's protocol lacks the task."""
 
     label: str
     counts: tuple[int | None, ...]
@@ -69,7 +70,8 @@ def deviations(models: Sequence[Model]) -> list[Deviation]:
 
 def _seeds(task: str, model: Model | None, row: PaperModel | None) -> int | None:
     seeds = {run.seed for run in model.of(task)} if model else set()
-    return None if not seeds and row and task not in row.accuracy else len(seeds)
+    expected = (row is None or task in row.accuracy) and (model is None or task in tasks_of(model.runs[0].variant))
+    return len(seeds) if seeds or expected else None
 
 
 def _used(name: str, models: Sequence[Model]) -> dict[Any, dict[str, set[str]]]:
