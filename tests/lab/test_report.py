@@ -285,6 +285,16 @@ def test_the_frontier_has_every_point_where_its_axes_say(tmp_path):
         assert place == pytest.approx([row.accuracy[task][2048].mean for task in ("T2", "T4")], abs=2e-3)
 
 
+def test_models_that_are_nearly_always_right_are_drawn_once_more_apart(tmp_path):
+    right = {str(length): {"all": 0.97} for length in LENGTHS}
+    good = [result(mixer, task, 1, accuracy=right) for mixer in ("naju", "coupled") for task in ("T2", "T4")]
+    page, plain = (report(tmp_path / name, *given).read_text() for name, given in (("two", good), ("one", good[:2])))
+    corner = page[page.index("The same above 0.9") : page.index("All tasks at four times")]
+    assert {"Naju, ours", "Coupled, ours"} == set(re.findall(r"<title>(\w+, ours)", corner))
+    assert "the paper:" not in corner
+    assert "The same above 0.9" not in plain
+
+
 def test_names_are_text(tmp_path):
     page = report(tmp_path, result(HOSTILE, "T2", 1, variant=HOSTILE, machine={"accelerator": HOSTILE})).read_text()
     assert "<script" not in page

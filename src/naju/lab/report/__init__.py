@@ -80,6 +80,7 @@ def _measured(models: list[Model]) -> dict[str, Any]:
     return {
         "legend": [(model.label, styles[model.label]) for model in models],
         "frontier": charts.frontier(models, styles),
+        "corner": charts.corner(models, styles),
         "main": tables.main_table(models),
         "task_tables": [table for board in BOARDS if (table := tables.task_table(board, models)) is not None],
         "costs": tables.cost_table(models),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from naju.lab.pages import Chart, Line, Point, linear, logarithmic, named
 from naju.lab.paper import PaperModel, diagnostics
@@ -11,8 +12,10 @@ from naju.tasks import TASKS
 
 Styles = Mapping[str, int]
 Curves = Mapping[tuple[str, int | str], Sequence[tuple[float, float]]]  # of a label and a seed
-# Accuracies, with room for a marker at either end.
+# Accuracies, with room for a marker at either end; and the best of them.
 SHARES = linear(-0.03, 1.03, parts=6)
+NEARLY_RIGHT = 0.9
+BEST_SHARES = linear(NEARLY_RIGHT, 1.004, parts=6)
 
 
 def styles_of(models: Sequence[Model]) -> dict[str, int]:
@@ -51,6 +54,30 @@ def frontier(models: Sequence[Model], styles: Styles) -> Chart:
         width=760,
         height=560,
     )
+
+
+def corner(models: Sequence[Model], styles: Styles) -> Chart | None:
+    """Our points in the frontier's best corner, where they would lie on each other; None where less than two are."""
+    points = [point for model in models if (point := _our_point(model, styles)) is not None]
+    points = [_within_corner(point) for point in points if min(point.x, point.y) >= NEARLY_RIGHT]
+    if len(points) < 2:
+        return None
+    return Chart(
+        title=f"The same above {NEARLY_RIGHT}, ours",
+        x_label="retention",
+        y_label="overwriting",
+        x=BEST_SHARES,
+        y=BEST_SHARES,
+        points=points,
+        width=760,
+        height=420,
+    )
+
+
+def _within_corner(point: Point) -> Point:
+    """Whiskers end at the axes."""
+    x, y = (ends and (max(ends[0], NEARLY_RIGHT), ends[1]) for ends in (point.x_range, point.y_range))
+    return replace(point, x_range=x, y_range=y)
 
 
 def against_length(board: str, models: Sequence[Model], styles: Styles) -> Chart:
