@@ -17,6 +17,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "naju": {"d_state": 6},
     "coupled": {"d_state": 6},
     "mamba2": {"d_state": 6, "d_head": 8},
+    "gla": {"d_conv": 3},  # plain, it has an empty tail
     "rwkv": {"n_heads": 2},  # in float32 a norm over four channels leaves too few digits for second derivatives
 }
 LAW_TOLERANCE = {dtype: TOLERANCE[dtype, "law"] for dtype in (torch.float32, torch.float64)}

@@ -90,6 +90,9 @@ class Changes:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be a positive integer, but is {value}")
+        for name, option in self.mixer_options.items():
+            if not isinstance(option, int | float):
+                raise ValueError(f"options must be numbers, but {name} is {option!r}")
         if self.sequences is not None and self.sequences < TrainConfig.batch_size:
             raise ValueError(f"sequences must be at least a batch, {TrainConfig.batch_size}, but is {self.sequences}")
 

@@ -36,7 +36,8 @@ from naju.lab.wikitext import (
 )
 from naju.lab.wikitext_run import WikitextRun, describe_wikitext, run_wikitext
 from naju.lab.wikitext_tables import told_costs, told_perplexities, told_pilots
-from naju.mixers import MIXERS
+from naju.lm.config import parse_option
+from naju.mixers import MIXERS, build_mixer
 from naju.training import Reporter
 
 
@@ -52,6 +53,8 @@ class Diagnostics:
     """Numbers and ranges, such as 1-3 5; without any: 1-5, or 1 for the quick grid."""
     size: str | None = None
     """Another model size, such as d128-n16 (d_model, d_state)."""
+    options: tuple[str, ...] = ()
+    """Options of the mixers as name=number, such as d_conv=4 for gla."""
     head: Literal["linear", "hidden"] = "linear"
     """The classifier's last layer, or that after a hidden one of d_model units."""
     epochs: int | None = None
@@ -76,6 +79,8 @@ class Diagnostics:
         cells = [
             diagnostic_run(protocol, *cell, device=device, changes=changes) for cell in in_order(mixers, tasks, seeds)
         ]
+        if self.options:
+            check_options(cells)
         if not self.mixers and not self.quick and changes == UNCHANGED:
             longer = Changes(epochs_factor=3)
             cells += [
@@ -91,7 +96,17 @@ class Diagnostics:
             epochs_factor=self.epochs_factor,
             sequences=self.sequences,
             head=self.head,
+            mixer_options=dict(map(parse_option, self.options)),
         )
+
+
+def check_options(cells: Sequence[DiagnosticRun]) -> None:
+    """Before anything is trained, by building a mixer of each kind."""
+    for settings in {cell.model.mixer: cell.model for cell in cells}.values():
+        try:
+            build_mixer(settings.mixer, settings.d_model, **settings.mixer_options)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
 
 
 class StoredCell(Cell, Protocol):
