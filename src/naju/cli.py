@@ -22,7 +22,6 @@ from naju.bench.errors import ErrorsBench, run_errors_bench
 from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.model import ModelBench, run_model_bench
 from naju.bench.rows import RESULTS as BENCHMARKS
-from naju.bench.rows import check_writable
 from naju.bench.scan import ScanBench, run_scan_bench
 from naju.bench.soak import SoakBench, run_soak_bench
 from naju.bench.stress import StressBench, run_stress_bench
@@ -49,6 +48,7 @@ from naju.lm.export import ExportConfig, run_export
 from naju.lm.generate import GenerateConfig, run_generate
 from naju.lm.prepare import PrepareConfig, run_prepare
 from naju.models.device import usable_device
+from naju.training.files import check_writable
 
 
 def demo(config: tyro.conf.OmitArgPrefixes[DemoConfig]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -57,16 +56,6 @@ def save_rows(name: str, rows: Iterable[Mapping[str, Any]], folder: Path) -> Pat
     with path.open("a") as file:
         file.writelines(json.dumps({**row, **about}) + "\n" for row in rows)
     return path
-
-
-def check_writable(folder: Path) -> None:
-    """Find out before the work, not after it, that nothing can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"output folder {str(folder)!r} cannot be written: {error.strerror}") from error
 
 
 def told(shape: Mapping[str, Any]) -> str:

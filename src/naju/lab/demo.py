@@ -19,11 +19,11 @@ import torch
 from torch import Generator, Tensor
 from tqdm import tqdm
 
-from naju.bench.rows import check_writable
 from naju.lab.demo_picture import draw, why_not
 from naju.models import Classifier, ModelConfig, ModelState
 from naju.tasks import Batch, Task, build_task
 from naju.training import Step, TrainConfig, evaluate, seeded_generator, seeded_initialisation, train
+from naju.training.files import check_writable
 
 # Few channels and a large state: two gates can add to a channel, one gate pays for a strong write with what the channel
 # held. The complementary gate keeps its default bias of -3, on average the best for it here among -1, -2, -3 and -4.

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from naju.bench.rows import check_writable
 from naju.lab.ablations import SWEEPS, told_sweep
 from naju.lab.diagnostic_run import EXPERIMENT, DiagnosticRun, run_diagnostic
 from naju.lab.diagnostics import FULL, QUICK, SUITE, UNCHANGED, Changes, aligned, diagnostic_run, in_order, tables
@@ -39,6 +38,7 @@ from naju.lab.wikitext_tables import told_costs, told_perplexities, told_pilots
 from naju.lm.config import parse_option
 from naju.mixers import MIXERS, build_mixer
 from naju.training import Reporter
+from naju.training.files import check_writable
 
 
 @dataclass(frozen=True, kw_only=True)
