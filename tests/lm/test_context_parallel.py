@@ -30,7 +30,7 @@ def loss_and_gradients(data, place, mixer, documents):
     text = split(data)
     starts = torch.tensor([0, 500, int(text.documents[3])]).numpy() + place.context_rank * stretch
     batch = read_batch(text, starts, stretch, reset=documents == "reset")
-    objective = Objective(model, place, compiled=False)
+    objective = Objective(model, place)
     loss, _ = objective(batch.tokens, batch.targets, None, batch.packing, 72 / place.world)
     loss.backward()
     place.finish_gradients(model)

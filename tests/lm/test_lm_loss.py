@@ -93,16 +93,6 @@ def test_no_tensor_is_as_large_as_all_logits():
     assert ours.found == 12 * 500  # the weight and its gradient
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script.* is deprecated:DeprecationWarning")
-def test_compiled_it_is_the_same():
-    features, weight, targets = inputs(tokens=24)
-    got = value_and_gradients(chunked_cross_entropy(features, weight, targets, chunk=8, compiled=True), weight)
-    want = value_and_gradients(chunked_cross_entropy(features, weight, targets, chunk=8), weight)
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_shapes_that_do_not_fit_are_refused():
     features, weight, targets = inputs()
     with pytest.raises(ValueError, match=r"targets must have shape \(37,\), but have \(36,\)"):

@@ -20,14 +20,7 @@ from naju import LanguageModel, ModelConfig, NajuMixer
 from naju.mixers import build_mixer
 from naju.models.graphs import next_buffer, step_between
 from naju.scan.on_gpu import interpreted as interpreting
-from naju.scan.triton_step import (
-    LARGEST_PRODUCTS,
-    PRODUCTS,
-    compiled_for,
-    products_block,
-    products_compiled_for,
-    step_refuses,
-)
+from naju.scan.triton_step import MOST_ALONE, compiled_for, products_compiled_for, step_refuses
 from numerics import TOLERANCE, relative_rms
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -284,11 +277,11 @@ def compile_step(architecture: int, batch: int, case: tuple[int, int, int, str, 
     d_inner, d_state, d_conv, activation, weight, coupled = case
     types = dict.fromkeys(ACTIVATIONS, activation) | dict.fromkeys(("x", "x_out", "products"), "*fp32")
     absent: dict[str, Any] = dict.fromkeys(("W_f", "f_taps", "f_bias")) if coupled else {}
-    block, sizes = products_block(batch), (d_inner, d_state, d_conv, 4 if weight == "*fp32" else 2)
-    settings = compiled_for(block, *sizes) | absent | ({} if block else {"products": None})
+    together, sizes = batch > MOST_ALONE, (d_inner, d_state, d_conv, 4 if weight == "*fp32" else 2)
+    settings = compiled_for(batch, *sizes) | absent | ({} if together else {"products": None})
     made = [compile_kernel(step_kernel, settings, types.copy(), weight, architecture)]
-    if block is not None:
-        settings = products_compiled_for(block, *sizes) | absent
+    if together:
+        settings = products_compiled_for(*sizes) | absent
         made.append(compile_kernel(products_kernel, settings, types.copy(), weight, architecture))
     return made
 
@@ -296,7 +289,7 @@ def compile_step(architecture: int, batch: int, case: tuple[int, int, int, str, 
 @needs_triton
 @not_interpreted
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("batch", [1, *PRODUCTS, 1024])
+@pytest.mark.parametrize("batch", [MOST_ALONE, MOST_ALONE + 1])
 def test_every_block_compiles_for_every_architecture(batch: int, architecture: int) -> None:
     for case in [PLAIN, *(OTHERS if architecture == 90 else [])]:
         for made in compile_step(architecture, batch, case):
@@ -313,7 +306,11 @@ def test_the_batch_is_not_compiled_in() -> None:
         numbers = [parameter for parameter in kernel.params if parameter.annotation_type == "i64"]
         assert [parameter.name for parameter in numbers] == ["batch", "uz_batch"]
         assert all(parameter.do_not_specialize for parameter in numbers)
-    assert {products_block(batch) for batch in range(1, 2000)} == {None, *PRODUCTS.values(), LARGEST_PRODUCTS}
+    compiled = [compiled_for(batch, 64, 16, 4, 2) for batch in range(1, 2000)]
+    assert [settings for place, settings in enumerate(compiled) if settings not in compiled[:place]] == [
+        compiled_for(1, 64, 16, 4, 2),
+        compiled_for(MOST_ALONE + 1, 64, 16, 4, 2),
+    ]
 
 
 @not_interpreted

@@ -51,7 +51,7 @@ class LanguageGrid:
     seeds: tuple[str, ...] = ()
     """Numbers and ranges, such as 1-3 5; without any: the paper's."""
     compile: bool = False
-    """torch.compile of every block and of the loss."""
+    """torch.compile of every block."""
     micro_tokens: int = FULL.tokens_per_update
     """Most tokens that are read at once; gradients of several such micro-batches add up to an update."""
     grid: GridOptions = field(default_factory=GridOptions)

@@ -115,7 +115,7 @@ class Execution:
     micro_tokens: int = 32_768
     """most tokens a process reads at once; gradients of several such micro-batches add up to an update"""
     compile: bool = False
-    """torch.compile of every block and of the loss"""
+    """torch.compile of every block"""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """fsdp shards weights, gradients and optimizer, and saves sharded checkpoints, also with one process"""
     context_ranks: int = 1

@@ -24,9 +24,9 @@ class Objective(nn.Module):
     `empty` is the state before the first token of one sequence, made while the weights are still plain tensors.
     """
 
-    def __init__(self, model: LanguageModel, place: Place, *, compiled: bool) -> None:
+    def __init__(self, model: LanguageModel, place: Place) -> None:
         super().__init__()
-        self.model, self.place, self.compiled = model, place, compiled
+        self.model, self.place = model, place
         self.empty = model.init_state(1)
 
     def forward(
@@ -36,7 +36,7 @@ class Objective(nn.Module):
         features, after = self._read(tokens, state, packing)
         weight = self.model.backbone.embedding.weight if self.model.head is None else self.model.head.weight
         features = features.view(*tokens.shape, -1)
-        return chunked_cross_entropy(features, weight, targets, divisor=divisor, compiled=self.compiled), after
+        return chunked_cross_entropy(features, weight, targets, divisor=divisor), after
 
     def _read(
         self, tokens: Tensor, state: ModelState | None, packing: Packing | None

@@ -95,7 +95,7 @@ def build_learner(run: LanguageRun, vocab_size: int, place: Place) -> LanguageLe
     model = build_model(run, vocab_size).to(place.device)
     if run.execution.compile:
         compile_blocks(model)
-    objective = Objective(model, place, compiled=run.execution.compile)
+    objective = Objective(model, place)
     return LanguageLearner(objective, run.protocol, bf16=run.execution.uses_bf16(place.device))
 
 

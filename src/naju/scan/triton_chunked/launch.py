@@ -79,7 +79,7 @@ def configuration(d_state: int, dtype: torch.dtype) -> Config:
             outputs=Tile(channels=64, stages=3, registers=128, programs=4) if width <= 64 else wide,
             outputs_keeping=Tile(channels=64, stages=3, registers=168, programs=3) if width <= 64 else wide,
             channels=Tile(channels=64 if width <= 128 else 32, stages=3 if width <= 64 else 1, programs=4),
-            keys=Tile(channels=32, warps=2, stages=2) if width <= 64 else Tile(channels=64, warps=8),
+            keys=Tile(channels=32, warps=2, stages=3) if width <= 64 else Tile(channels=64, warps=8),
         )
     tile = Tile(channels=32 if width <= 64 else 16)
     wide = tile if width <= 64 else Tile(channels=32, warps=8)

@@ -1,5 +1,5 @@
-"""One decoding step of a Naju layer: convolution tails, gates, state update and readout. One sequence takes one launch,
-more take two.
+"""One decoding step of a Naju layer: convolution tails, gates, state update and readout. One or two sequences take one
+launch, more take two.
 
 It has no backward: a step that needs a gradient, like every other that is refused here, is the mixer's own torch code.
 Products read the weights rounded to the precision of uz, as autocast would hand them over, and sum in float32.
@@ -49,22 +49,14 @@ class Block(NamedTuple):
 
 
 PIECE = 64  # entries of the state that a program works on at a time
-ALONE, TOGETHER = Block(1, 8, 16), Block(4, 16, 4)
-# Of the products, by the largest batch they are for: few rows fill a GPU, many read each weight less often.
-PRODUCTS = {64: Block(16, 64, 8)}
-LARGEST_PRODUCTS = Block(64, 64, 8)
+MOST_ALONE = 2  # sequences; beyond, a second launch costs less than products that many programs make again
+ALONE, TOGETHER, PRODUCTS = Block(1, 8, 16), Block(4, 16, 4), Block(16, 64, 8)
+PRODUCTS_TILE = 512  # bytes of each row of a weight that are read at a time
 
 
-def products_block(batch: int) -> Block | None:
-    """None where each program makes its own products."""
-    if batch == 1:
-        return None
-    return next((block for most, block in PRODUCTS.items() if batch <= most), LARGEST_PRODUCTS)
-
-
-def compiled_for(products: Block | None, d_inner: int, d_state: int, d_conv: int, weight_bytes: int) -> dict[str, Any]:
+def compiled_for(batch: int, d_inner: int, d_state: int, d_conv: int, weight_bytes: int) -> dict[str, Any]:
     """Sizes and options that the step is compiled for."""
-    block = ALONE if products is None else TOGETHER
+    block = ALONE if batch <= MOST_ALONE else TOGETHER
     return {
         **_sizes(d_inner, d_state, d_conv, tile=1024 // weight_bytes),
         "BLOCK_B": block.rows,
@@ -76,12 +68,12 @@ def compiled_for(products: Block | None, d_inner: int, d_state: int, d_conv: int
     }
 
 
-def products_compiled_for(block: Block, d_inner: int, d_state: int, d_conv: int, weight_bytes: int) -> dict[str, Any]:
+def products_compiled_for(d_inner: int, d_state: int, d_conv: int, weight_bytes: int) -> dict[str, Any]:
     return {
-        **_sizes(d_inner, d_state, d_conv, tile=256 // weight_bytes),
-        "BLOCK_B": block.rows,
-        "BLOCK_R": block.columns,
-        "num_warps": block.warps,
+        **_sizes(d_inner, d_state, d_conv, tile=PRODUCTS_TILE // weight_bytes),
+        "BLOCK_B": PRODUCTS.rows,
+        "BLOCK_R": PRODUCTS.columns,
+        "num_warps": PRODUCTS.warps,
         "num_stages": 2,
         "enable_fp_fusion": True,
     }
@@ -105,8 +97,7 @@ def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> 
     uz, (batch, d_inner, d_state) = inputs.uz, inputs.x.shape
     inputs = inputs._replace(uz=uz if uz.stride(1) == 1 else uz.contiguous())
     y = uz.new_empty(batch, d_inner)
-    block = products_block(batch)
-    sizes = compiled_for(block, d_inner, d_state, inputs.conv_taps.shape[1], inputs.W_BC.itemsize)
+    sizes = compiled_for(batch, d_inner, d_state, inputs.conv_taps.shape[1], inputs.W_BC.itemsize)
     programs = -(-batch // sizes["BLOCK_B"]) * -(-d_inner // sizes["BLOCK_D"])
     with torch.cuda.device_of(uz):
         step_kernel[(programs,)](
@@ -115,7 +106,7 @@ def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> 
             *_gates(inputs),
             inputs.W_BC.contiguous(),
             inputs.D.contiguous(),
-            None if block is None else _products(inputs, block),
+            _products(inputs) if batch > MOST_ALONE else None,
             y,
             x,
             u_tail,
@@ -129,17 +120,17 @@ def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> 
     return y
 
 
-def _products(inputs: StepInputs, block: Block) -> Tensor:
+def _products(inputs: StepInputs) -> Tensor:
     """(b, 2n + d times the number of gates), float32: B, C, and h times the gates' weights, the write gate's first."""
     from naju.scan.triton_step.kernels import products_kernel
 
     uz, (batch, d_inner, d_state) = inputs.uz, inputs.x.shape
-    sizes = products_compiled_for(block, d_inner, d_state, inputs.conv_taps.shape[1], inputs.W_BC.itemsize)
+    sizes = products_compiled_for(d_inner, d_state, inputs.conv_taps.shape[1], inputs.W_BC.itemsize)
     W_f, _, _, W_i, _, _ = _gates(inputs)
     weights = [W_f, W_i, inputs.W_BC.contiguous()]
     products = uz.new_empty(batch, sum(len(W) for W in weights if W is not None), dtype=torch.float32)
     longest = max(d_inner, 2 * d_state)
-    programs = -(-batch // block.rows), -(-longest // block.columns), 1 + len(inputs.gate_weights)
+    programs = -(-batch // PRODUCTS.rows), -(-longest // PRODUCTS.columns), 1 + len(inputs.gate_weights)
     products_kernel[programs](
         uz,
         inputs.u_tail.contiguous(),
