@@ -17,6 +17,7 @@ from tiny_language import PLACE, prepare, run, split
 from torch.nn import functional as F
 
 from naju.cli import main
+from naju.layers.diagonal_scan import diagonal_scan
 from naju.lm.config import Execution, ModelSettings, Protocol
 from naju.lm.folder import load_model
 from naju.lm.train import Reader, build_learner, train_language_model
@@ -127,6 +128,27 @@ def test_micro_batches_add_up_to_the_update(data, tmp_path):
         go(run(data, execution={"micro_tokens": tokens}), tmp_path / name)
     first, second = ([row["loss"] for row in read_metrics(tmp_path / name)] for name in ("at once", "in eight"))
     np.testing.assert_allclose(first, second, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("mixer", ["naju", "mamba"])
+def test_compiled_it_learns_the_same_and_leaves_public_kernels_alone(data, tmp_path, monkeypatch, mixer):
+    """Traced as on a GPU, but run by torch's own operations; Mamba's scan stands for one with a public kernel."""
+    compile_module, scans = torch.nn.Module.compile, []
+
+    def alone(*arguments, **options):
+        scans.append(torch.compiler.is_compiling())
+        return diagonal_scan(*arguments, **options)
+
+    alone.__name__ = "diagonal_scan"
+    monkeypatch.setattr("naju.training.compiled.scans_outside", lambda: [alone])
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend="aot_eager"))
+    plain = go(run(data, mixer=mixer), tmp_path / "plain")
+    torch.compiler.reset()
+    compiled = go(run(data, mixer=mixer, execution={"compile": True}), tmp_path / "compiled")
+    assert compiled["validation_loss"] == pytest.approx(plain["validation_loss"], rel=1e-4)
+    assert any(scans) is False
+    assert (len(scans) > 0) == (mixer == "mamba")
 
 
 def test_mixers_read_the_same_tokens(data):

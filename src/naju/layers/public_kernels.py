@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -37,10 +38,10 @@ def public_kernel(
     if torch.compiler.is_compiling() or other_transform((q, k, v, log_decay)) is not None:
         return None
     per_head = log_decay.shape[-1] == 1
-    kernel = _load("chunk_rwkv6" if bonus is not None else "chunk_simple_gla" if per_head else "chunk_gla")
-    if kernel is None or (per_head and torch.is_grad_enabled() and _gradient_refused(v.device)):
+    if per_head and _gradient_refused(v.device):  # nor its forward: evaluated by other kernels than it was trained by
         return None
-    return partial(_run, kernel)
+    kernel = _load("chunk_rwkv6" if bonus is not None else "chunk_simple_gla" if per_head else "chunk_gla")
+    return None if kernel is None else partial(_run, kernel)
 
 
 @cache
@@ -53,7 +54,9 @@ def _gradient_refused(device: torch.device) -> bool:
 @cache
 def _load(name: str) -> Callable[..., tuple[Tensor, Tensor]] | None:
     try:
-        return getattr(importlib.import_module("fla.ops"), name)  # type: ignore[no-any-return]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of packages that it would like to have and nothing here needs
+            return getattr(importlib.import_module("fla.ops"), name)  # type: ignore[no-any-return]
     except ImportError:
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from naju.lm.tokenizer import TOKENIZER
 from naju.models import LanguageModel
 from naju.training import Reporter, Rhythm, StoppedError, seeded_initialisation
 from naju.training.checkpoint import Checkpoints
+from naju.training.compiled import compiling
 from naju.training.finite import NotFiniteError, last_good, naming
 from naju.training.loop import SILENT
 
@@ -50,7 +52,8 @@ def train_language_model(
     learner = build_learner(run, splits[TRAINING].vocab_size, place)
     folder.mkdir(parents=True, exist_ok=True)
     keep, tokenizer = run.execution.keep, run.data / TOKENIZER
-    with Record(folder, learner, tokenizer=tokenizer, keep=keep, allow=allow, note=reporter.note) as record:
+    within = compiling() if run.execution.compile else nullcontext()
+    with within, Record(folder, learner, tokenizer=tokenizer, keep=keep, allow=allow, note=reporter.note) as record:
         with naming(lambda: _last_good(record)):
             speed = Training(run, learner, record, reader, splits, validated).run(reporter)
         _load_best(learner, folder)

@@ -27,12 +27,21 @@ def compiled_blocks(model: nn.Module) -> Iterator[None]:
     for block in blocks:
         block.compile(dynamic=False)
     try:
-        with cuts(*scans_outside()), warnings.catch_warnings():  # torch's own look at its inputs, while it traces
-            warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
+        with compiling():
             yield
     finally:
         for block in blocks:
             block._compiled_call_impl = None
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within it, blocks that are compiled when they are first called are cut around public kernels."""
+    with cuts(*scans_outside()), warnings.catch_warnings():
+        # torch's own look at its inputs, while it traces, and its advice; float32 is meant
+        warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+        yield
 
 
 def scans_outside() -> list[Callable[..., Any]]:

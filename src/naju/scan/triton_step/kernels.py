@@ -1,8 +1,8 @@
 """The Triton kernels of one decoding step. Importing this module imports Triton, so only a step does.
 
 B, C and the gate logits are products of h of every channel, so a program that makes some of them makes all of h for
-itself, a tile of channels at a time: the tails that it reads are small and shared through the cache. For one sequence or
-two, `step_kernel` is the whole step: a second launch would cost more than what its programs do twice. For more
+itself, a tile of channels at a time: the tails that it reads are small and shared through the cache. For one sequence
+or two, `step_kernel` is the whole step: a second launch would cost more than what its programs do twice. For more,
 `products_kernel` goes first and makes each product once.
 The batch is never specialized on: a new one compiles nothing, except where one launch becomes two.
 """
