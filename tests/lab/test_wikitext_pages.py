@@ -42,13 +42,13 @@ def test_perplexities_stand_beside_the_papers(tmp_path):
     results = [language(seed=1, validation=26.0), language(seed=2, validation=26.2)]
     results += [language("mamba2", validation=28.71, lr=0.003)]
     made = pages(tmp_path, *results)
-    seeds, rate, validation, test, ratio, parameters, speed, peak = row(
+    seeds, rate, validation, test, ratio, parameters, peak = row(
         made["wikitext-context"], "wikitext-context-1", "naju d256 L1024"
     )
     assert (seeds, rate, ratio) == ("2", "0.004", "1.000 paper 1.000")
     assert validation.startswith("26.10±0.14 paper 26.06±0.10 +0.04 [")
     assert test.startswith("26.50±0.00 paper 26.20±0.17 +0.30 [")
-    assert (parameters, speed, peak) == ("18,800,000", "250,000", "2.00")
+    assert (parameters, peak) == ("18,800,000", "2.00")
     rival = row(made["wikitext-context"], "wikitext-context-1", "mamba2 d256 L1024")
     assert rival[2] == "28.71 paper 28.15±0.14 +0.56"
     assert rival[4] == "1.100 paper 1.080"

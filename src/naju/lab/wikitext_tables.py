@@ -1,7 +1,7 @@
 """Perplexities, pilots and costs of language models beside the paper's, one table for each text and budget.
 
 Perplexities on another text than WikiText-103, or of another budget, do not compare with the paper's: what does is the
-ratio to Naju's in the same column.
+ratio to Naju's in the same column. Speeds are those of runs that were only timed: others may have shared a GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Perplexities(NamedTuple):
     ratio: float | None
     paper_ratio: float | None
     parameters: int | None
-    tokens_per_second: float | None
     peak_gib: float | None
 
     @property
@@ -107,7 +106,6 @@ def _row(shape: Shape, found: Sequence[Result], groups: Mapping[Shape, Sequence[
         _over(validation.ours, beside.ours),
         _over(validation.paper, beside.paper),
         newest.get("parameters"),
-        newest.get("tokens_per_second"),
         newest.get("peak_memory_gib"),
     )
 
@@ -130,9 +128,9 @@ def told_perplexities(results: Sequence[Result]) -> str:
 
 def _told(table: PerplexityTable) -> str:
     own = ["seeds", "lr", "validation", "test", "over naju"]
-    lines = [["", *own, *(f"paper's {name}" for name in own[2:]), "parameters", "tokens/s", "peak GiB"]]
+    lines = [["", *own, *(f"paper's {name}" for name in own[2:]), "parameters", "peak GiB"]]
     for row in table.rows:
-        cost = (told(row.parameters, ","), told(row.tokens_per_second, ",.0f"), told(row.peak_gib, ".2f"))
+        cost = told(row.parameters, ","), told(row.peak_gib, ".2f")
         numbers = [told_number(row.validation), told_number(row.test), told(row.ratio, ".3f")]
         paper = [row.validation.told_paper(), row.test.told_paper(), told(row.paper_ratio, ".3f")]
         lines.append([row.label, str(len(row.validation.values)), told_rates(row.rates), *numbers, *paper, *cost])

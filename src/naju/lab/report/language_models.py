@@ -108,13 +108,13 @@ def _rate_notes(tables: list[PerplexityTable], reading: Reading) -> list[str]:
 
 
 def _perplexity_table(table: PerplexityTable) -> Table:
-    headings = ("seeds", "rate", "validation", "test", "validation over Naju's", "parameters", "tokens/s", "peak GiB")
+    headings = ("seeds", "rate", "validation", "test", "validation over Naju's", "parameters", "peak GiB")
     return Table(table.title, headings, tuple(_perplexity_row(row, differs=table.is_papers) for row in table.rows))
 
 
 def _perplexity_row(row: Perplexities, *, differs: bool) -> Row:
     ratio = Cell((told(row.ratio, ".3f"), *([f"paper {row.paper_ratio:.3f}"] if row.paper_ratio is not None else [])))
-    cost = (told(row.parameters, ","), told(row.tokens_per_second, ",.0f"), told(row.peak_gib, ".2f"))
+    cost = told(row.parameters, ","), told(row.peak_gib, ".2f")
     numbers = [_perplexity(number, differs=differs) for number in (row.validation, row.test)]
     known = (Cell((str(len(row.validation.values)),)), Cell((told_rates(row.rates),)))
     return Row(row.label, (*known, *numbers, ratio, *(Cell((fact,)) for fact in cost)))
