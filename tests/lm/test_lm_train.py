@@ -151,6 +151,11 @@ def test_compiled_it_learns_the_same_and_leaves_public_kernels_alone(data, tmp_p
     assert (len(scans) > 0) == (mixer == "mamba")
 
 
+def test_a_text_of_less_than_an_update_is_read_again_and_again(tmp_path):
+    short = prepare(tmp_path / "data", train=80, validation=40)
+    assert math.isfinite(go(run(short), tmp_path / "run")["validation_loss"])
+
+
 def test_mixers_read_the_same_tokens(data):
     first, second = (Reader(run(data, mixer=mixer), PLACE) for mixer in ("naju", "hgrn"))
     starts = np.arange(8) * 50
@@ -178,8 +183,10 @@ def test_the_carried_state_is_that_of_the_text_before(data):
     settings = run(data, carry_state=True, lr=1e-30, weight_decay=0.0)
     learner, reader, text = build_learner(settings, 17, PLACE), Reader(settings, PLACE), split(data)
     starts = np.arange(8) * 200
+    learner.update(reader.update(text, starts + 64), reader.micro_steps)
+    learner.forget()
     for step in range(2):
-        learner.update(reader.update(text, starts + 16 * step), reader.micro_steps, begins=step == 0)
+        learner.update(reader.update(text, starts + 16 * step), reader.micro_steps)
     rows = torch.tensor(text.tokens[starts[:, None] + np.arange(32)].astype(np.int64))
     _, state = learner.model.backbone(rows)
     for name, tensor in state.tensors().items():

@@ -64,7 +64,7 @@ def test_what_cannot_be_compiled_is_recorded_as_it_is(monkeypatch):
             raise RuntimeError("\nno compiler here\nand much more")
         return step
 
-    monkeypatch.setattr(loop, "recorded", recorded)
+    monkeypatch.setattr("naju.training.execution.recorded", recorded)
     monkeypatch.setattr(learner, "device", torch.device("cuda"))
     _, execution = loop.executables(learner, data, notes.append)
     assert tried == [True, False]

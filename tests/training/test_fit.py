@@ -196,7 +196,7 @@ def test_where_no_graph_can_be_recorded_steps_run_eagerly_and_it_says_why(monkey
         step()
         raise RuntimeError("operation not permitted when stream is capturing\nand much more")
 
-    monkeypatch.setattr(loop, "recorded", warms_up_and_fails)
+    monkeypatch.setattr("naju.training.execution.recorded", warms_up_and_fails)
     monkeypatch.setattr(learner, "device", torch.device("cuda"))
     (step,), execution = loop.executables(learner, data, notes.append)
     assert execution == "eager: operation not permitted when stream is capturing"

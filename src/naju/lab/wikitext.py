@@ -52,6 +52,8 @@ class LanguageGrid:
     """Numbers and ranges, such as 1-3 5; without any: the paper's."""
     compile: bool = False
     """torch.compile of every block."""
+    cuda_graph: bool = False
+    """Record every update as one CUDA graph."""
     micro_tokens: int = FULL.tokens_per_update
     """Most tokens that are read at once; gradients of several such micro-batches add up to an update."""
     grid: GridOptions = field(default_factory=GridOptions)
@@ -122,6 +124,7 @@ class LanguageGrid:
             device="cuda:0" if device == "cuda" else device,  # by its number: a worker has one GPU
             micro_tokens=self.micro_tokens,
             compile=self.compile,
+            cuda_graph=self.cuda_graph,
             validations=self.validations,
             keep=2,
         )

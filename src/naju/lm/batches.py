@@ -44,8 +44,8 @@ class Order:
         return self.windows // self.rows
 
     def begins(self, step: int) -> bool:
-        """Whether the rows of this step go on from nowhere, with lanes; steps count from 0 here."""
-        return step % self.lane == 0
+        """Whether the rows of this step begin their lanes; steps count from 0 here."""
+        return self.lanes and step % self.lane == 0
 
     def starts(self, step: int) -> Offsets:
         """The first token of every row, (rows,)."""

@@ -69,11 +69,14 @@ class LanguageLearner(Learner):
         groups = parameter_groups(self.model, lr=protocol.lr, weight_decay=protocol.weight_decay, decays=decays)
         return [{**group, "betas": protocol.betas} for group in groups]
 
-    def update(self, batches: Iterable[Batch], count: int, *, begins: bool) -> None:
-        """One step on the `count` micro-batches of this process; `begins` empties the carried states before it."""
-        self._begin_step()
-        if self.carried is not None and begins:
+    def forget(self) -> None:
+        """Empties the carried states, where there are any."""
+        if self.carried is not None:
             self.carried.restore(self._empty)
+
+    def update(self, batches: Iterable[Batch], count: int) -> None:
+        """One step on the `count` micro-batches of this process."""
+        self._begin_step()
         # Gradients of the processes are averaged, not added.
         divisor = self.protocol.tokens_per_update / self.place.world
         total = torch.zeros((), dtype=torch.float64, device=self.device)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from naju.lm.folder import load_model
 from naju.lm.learner import LanguageLearner, Objective, compile_blocks
 from naju.lm.loss import perplexity
 from naju.lm.record import BEST, Record
+from naju.lm.recorded import RecordedUpdates, check_recordable
 from naju.lm.token_files import TokenSplit, open_split, read_manifest
 from naju.lm.tokenizer import TOKENIZER
 from naju.models import LanguageModel
@@ -65,6 +67,8 @@ def check_run(run: LanguageRun, place: Place) -> None:
     """Refuse what cannot be trained, before anything is written: once begun, a run's folder is for that run alone."""
     splits = _open(run.data)
     Reader(run, place)
+    if run.execution.cuda_graph:
+        check_recordable(run, place)
     _order(run.protocol, splits[TRAINING])
     with torch.device("meta"):
         build_model(run, splits[TRAINING].vocab_size)
@@ -96,7 +100,7 @@ def build_model(run: LanguageRun, vocab_size: int) -> LanguageModel:
 
 def build_learner(run: LanguageRun, vocab_size: int, place: Place) -> LanguageLearner:
     model = build_model(run, vocab_size).to(place.device)
-    if run.execution.compile:
+    if run.execution.compile and not run.execution.cuda_graph:  # a graph is recorded of compiled blocks
         compile_blocks(model)
     objective = Objective(model, place)
     return LanguageLearner(objective, run.protocol, bf16=run.execution.uses_bf16(place.device))
@@ -166,6 +170,7 @@ class Training:
     ) -> None:
         protocol, execution = run.protocol, run.execution
         self.learner, self.record, self.reader, self.last = learner, record, reader, protocol.updates
+        self.execution = execution
         self.text, self.validation, self.speed = splits[TRAINING], splits[VALIDATION], Speed()
         self.validated, self.order = validated, _order(protocol, self.text)
         self.rhythm = Rhythm(
@@ -178,9 +183,11 @@ class Training:
         done = int(self.learner.steps_done)
         reporter.begin(done)
         self._since = time.perf_counter()
+        update = self._updates(done, reporter.note)
         for step in range(done, self.last):
-            batches = self.reader.update(self.text, self.order.starts(step))
-            self.learner.update(batches, self.reader.micro_steps, begins=self.order.begins(step))
+            if self.order.begins(step):
+                self.learner.forget()
+            update(self.reader.update(self.text, self.order.starts(step)))
             if self.rhythm.logs(step + 1, self.last):
                 reporter.progress(step + 1, self._look(step + 1))
             if step + 1 < self.last and self.reader.place.any(reporter.stop()):
@@ -189,6 +196,12 @@ class Training:
                     f"stopped after update {step + 1:,} of {self.last:,}; the same command goes on from there"
                 )
         return self.speed
+
+    def _updates(self, done: int, note: Callable[[str], None]) -> Callable[[Iterable[Batch]], None]:
+        if not self.execution.cuda_graph or done == self.last:
+            return partial(self.learner.update, count=self.reader.micro_steps)
+        first = list(self.reader.update(self.text, self.order.starts(done)))
+        return RecordedUpdates(self.learner, first, note, compiles=self.execution.compile)
 
     def _look(self, step: int) -> float:
         """What a log point does: a line of metrics, perhaps a validation, a checkpoint and the best model. Returns the

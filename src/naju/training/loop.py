@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -12,9 +11,8 @@ from typing import NamedTuple
 from torch import nn
 
 from naju.tasks.base import Task
-from naju.training.compiled import blocks_to_compile, compiled_blocks
 from naju.training.config import Rhythm, TrainConfig
-from naju.training.cuda_graph import recorded
+from naju.training.execution import prepared
 from naju.training.finite import last_good, naming
 from naju.training.fixed_set import TrainingSet
 from naju.training.journal import Journal
@@ -149,19 +147,5 @@ def executables(
     def learn(kind: int) -> None:
         learner.learn(*data.batch(learner.steps_done, kind))
 
-    steps: list[Callable[[], object]] = [partial(learn, kind) for kind in range(data.kinds)]
-    if learner.device.type != "cuda":
-        return steps, "eager"
-    before, reason = {name: tensor.clone() for name, tensor in learner.tensors().items()}, ""
-    ways: dict[str, Callable[[nn.Module], AbstractContextManager[None]]] = {"CUDA graph": lambda model: nullcontext()}
-    if data.kinds <= FEW_SHAPES and blocks_to_compile(learner.model):
-        ways = {"CUDA graph of compiled blocks": compiled_blocks, **ways}
-    for way, prepared in ways.items():
-        try:
-            with prepared(learner.model):
-                return [recorded(step, learner.tensors().values()) for step in steps], way
-        except RuntimeError as error:
-            learner.restore(before)
-            reason = str(error).strip().partition("\n")[0]
-            note(f"no {way}: {reason}")
-    return steps, f"eager: {reason}"
+    steps = [partial(learn, kind) for kind in range(data.kinds)]
+    return prepared(steps, learner, note, compiles=data.kinds <= FEW_SHAPES)

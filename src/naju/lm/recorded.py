@@ -1,0 +1,37 @@
+"""An update on one GPU as one CUDA graph: launching its thousand kernels can take longer than running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from naju.lm.batches import Batch
+from naju.lm.config import LanguageRun
+from naju.lm.distributed import Place
+from naju.lm.learner import LanguageLearner
+from naju.training.execution import prepared
+
+
+def check_recordable(run: LanguageRun, place: Place) -> None:
+    """Every update has to do the same with other tokens."""
+    if place.device.type != "cuda" or place.kind != "alone":
+        raise ValueError(f"cuda_graph must be off but for one process on a GPU, but the device is {place.device}")
+    if run.protocol.documents == "reset":
+        raise ValueError("cuda_graph must be off with documents 'reset', which cuts every update elsewhere")
+
+
+class RecordedUpdates:
+    """`LanguageLearner.update` for batches shaped like the first, which are copied to where the graph reads them."""
+
+    def __init__(
+        self, learner: LanguageLearner, first: Sequence[Batch], note: Callable[[str], None], *, compiles: bool
+    ) -> None:
+        self._read = [Batch(batch.tokens.clone(), batch.targets.clone(), None) for batch in first]
+        update = partial(learner.update, self._read, len(self._read))
+        (self._run,), self.execution = prepared([update], learner, note, compiles=compiles)
+
+    def __call__(self, batches: Iterable[Batch]) -> None:
+        for read, batch in zip(self._read, batches, strict=True):
+            read.tokens.copy_(batch.tokens)
+            read.targets.copy_(batch.targets)
+        self._run()
