@@ -32,6 +32,7 @@ from naju.lab.catalogue import ListExperiments, list_experiments
 from naju.lab.demo import DemoConfig, run_demo
 from naju.lab.inspect import InspectConfig, run_inspect
 from naju.lab.inspect.fading import FadingConfig, run_fading
+from naju.lab.language_layers import LayersConfig, run_layers
 from naju.lab.lra import Lra
 from naju.lab.manage_runs import ListRuns, RemoveRuns, ShowRun, list_runs, remove_runs, show_run
 from naju.lab.mqar import Mqar
@@ -178,17 +179,19 @@ LanguageCommands = (
     Annotated[PrepareConfig, tyro.conf.subcommand("prepare", prefix_name=False)]
     | Annotated[TrainCommand, tyro.conf.subcommand("train", prefix_name=False)]
     | Annotated[tyro.conf.PositionalRequiredArgs[EvaluateConfig], tyro.conf.subcommand("eval", prefix_name=False)]
+    | Annotated[tyro.conf.PositionalRequiredArgs[LayersConfig], tyro.conf.subcommand("layers", prefix_name=False)]
     | Annotated[tyro.conf.PositionalRequiredArgs[GenerateConfig], tyro.conf.subcommand("generate", prefix_name=False)]
     | Annotated[tyro.conf.PositionalRequiredArgs[ExportConfig], tyro.conf.subcommand("export", prefix_name=False)]
 )
 
 
 def lm(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[LanguageCommands]]) -> None:
-    """Language models: prepare text, train a model on it, measure it, and have it write."""
+    """Language models: prepare text, train a model on it, measure it, look into its layers, and have it write."""
     commands: dict[type, Callable[..., None]] = {
         PrepareConfig: run_prepare,
         TrainCommand: run_train,
         EvaluateConfig: run_evaluate,
+        LayersConfig: run_layers,
         GenerateConfig: run_generate,
         ExportConfig: run_export,
     }

@@ -20,6 +20,7 @@ from naju.analysis.gates import (
     zoh_pair,
     zoh_small_step,
 )
+from naju.analysis.layer_sizes import LayerSizes, Sources, layer_sizes
 from naju.analysis.memory_kernel import (
     Decomposition,
     EffectiveMemory,
@@ -41,9 +42,11 @@ __all__ = [
     "Decomposition",
     "EffectiveMemory",
     "FrozenResponse",
+    "LayerSizes",
     "Pair",
     "ReadoutGrowth",
     "ScanRun",
+    "Sources",
     "StabilityReport",
     "complementary_excess",
     "complementary_pair",
@@ -58,6 +61,7 @@ __all__ = [
     "lag_mass",
     "largest_write",
     "layer_input",
+    "layer_sizes",
     "memory_kernel",
     "naju_logits",
     "naju_pair",
