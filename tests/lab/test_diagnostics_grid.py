@@ -97,9 +97,9 @@ def test_a_grid_fills_the_contested_tasks_first_and_more_seeds_last():
     assert not {"naju"} & {mixer for mixer, _, _ in cells[76:]}
 
 
-def chosen_with(*options):
+def chosen_with(*options, mixer="gla"):
     return Diagnostics(
-        mixers=("gla",), tasks=("T2",), seeds=("1",), options=options, grid=GridOptions(device="cpu")
+        mixers=(mixer,), tasks=("T2",), seeds=("1",), options=options, grid=GridOptions(device="cpu")
     ).cells()
 
 
@@ -107,13 +107,16 @@ def test_options_of_a_mixer_make_a_variant():
     (cell,) = chosen_with("d_conv=4")
     assert cell.name == "gla-T2-d_conv4-s1"
     assert cell.model.build(cell.build_task(), 0).backbone.blocks[0].mixer.conv.weight.shape[1] == 4
+    (cell,) = chosen_with("f_bias=[-1,6]", mixer="naju")
+    assert cell.name == "naju-T2-f_bias-1to6-s1"
+    assert cell.model.build(cell.build_task(), 0).backbone.blocks[0].mixer.forget.bias[[0, -1]].tolist() == [-1.0, 6.0]
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
         ("d_conv", "options must look like name=value, but one is 'd_conv'"),
-        ("d_conv=wide", "options must be numbers, but d_conv is 'wide'"),
+        ("d_conv=wide", "options must be numbers or lists of them, but d_conv is 'wide'"),
         ("width=4", "mixer 'gla' has no option width"),
         ("d_conv=2.5", "d_conv must be an int, but is float"),
         ("d_conv=-1", "d_conv must be positive, or 0 for no convolution, but is -1"),

@@ -61,6 +61,20 @@ def test_reparameterisation_is_exact_where_the_scale_is_a_power_of_two():
 
 
 @pytest.mark.parametrize("reparam", [False, True])
+@pytest.mark.parametrize("pair", [(-1.0, 6.0), [6, -1]])
+def test_a_pair_is_spread_over_the_channels(pair, reparam):
+    forget = build_mixer("naju", 8, f_bias=pair, gate_reparam=reparam).forget
+    want = torch.linspace(*map(float, pair), 16)
+    torch.testing.assert_close(forget.scaled(forget.bias), want)
+
+
+@pytest.mark.parametrize("pair", [[1], (1, 2, 3), [0, math.inf], [0, "a"]])
+def test_what_is_no_pair_is_refused(pair):
+    with pytest.raises(ValueError, match="f_bias must be a number or a pair of finite ones, but is "):
+        build_mixer("naju", 8, f_bias=pair)
+
+
+@pytest.mark.parametrize("reparam", [False, True])
 @pytest.mark.parametrize(("f_bias", "i_bias"), [(5.0, -2.0), (1.5, 0.25)])
 def test_the_biases_are_the_initial_gates(f_bias, i_bias, reparam):
     mixer = seeded(f_bias=f_bias, i_bias=i_bias, gate_reparam=reparam)

@@ -72,6 +72,14 @@ QUICK = Protocol(
 QUICK_MARK = "quick"  # the names of its variants begin with it
 
 
+def _numbers(option: float | Sequence[float]) -> Sequence[float]:
+    return option if isinstance(option, list | tuple) else [option]  # type: ignore[list-item]
+
+
+def _mark(name: str, option: float | Sequence[float]) -> str:
+    return name + "to".join(f"{number:g}" for number in _numbers(option))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Changes:
     """Departures from a protocol; each leaves its mark in the name of the variant."""
@@ -81,7 +89,7 @@ class Changes:
     epochs_factor: int = 1
     sequences: int | None = None
     head: str = "linear"
-    mixer_options: Mapping[str, float] = field(default_factory=dict)
+    mixer_options: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.size is not None and re.fullmatch(r"d[1-9]\d*-n[1-9]\d*", self.size) is None:
@@ -91,8 +99,8 @@ class Changes:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be a positive integer, but is {value}")
         for name, option in self.mixer_options.items():
-            if not isinstance(option, int | float):
-                raise ValueError(f"options must be numbers, but {name} is {option!r}")
+            if not all(isinstance(number, int | float) for number in _numbers(option)):
+                raise ValueError(f"options must be numbers or lists of them, but {name} is {option!r}")
         if self.sequences is not None and self.sequences < TrainConfig.batch_size:
             raise ValueError(f"sequences must be at least a batch, {TrainConfig.batch_size}, but is {self.sequences}")
 
@@ -104,7 +112,7 @@ class Changes:
             f"{self.epochs}-epochs": self.epochs is not None,
             f"{self.epochs_factor}x-epochs": self.epochs_factor != 1,
             f"{self.head}-head": self.head != "linear",
-        } | {f"{name}{value:g}": True for name, value in self.mixer_options.items()}
+        } | {_mark(name, option): True for name, option in self.mixer_options.items()}
         return [str(mark) for mark, differs in marks.items() if differs]
 
     def budget(self, usual: Budget) -> Budget:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
 
 from naju.layers.causal_conv import DepthwiseConv, convolve, weighted_sum
 from naju.layers.layout import Layout
+
+Bias = float | list[float] | tuple[float, float]
+
+
+def check_bias(name: str, bias: Bias) -> None:
+    """A number, which may be infinite (a gate that stays open or closed), or a pair of finite ones."""
+    if isinstance(bias, (list, tuple)):
+        if len(bias) != 2 or not all(isinstance(end, Real) and math.isfinite(end) for end in bias):
+            raise ValueError(f"{name} must be a number or a pair of finite ones, but is {bias!r}")
+    elif math.isnan(bias):
+        raise ValueError(f"{name} must be a number, but is nan")
+
+
+def starting_bias(bias: Bias, channels: int) -> Tensor:
+    """The same for all channels, or, of a pair, from its first for the first channel evenly to its second."""
+    if isinstance(bias, (list, tuple)):
+        first, last = bias
+        return torch.linspace(first, last, channels)
+    return torch.full((channels,), float(bias))
 
 
 class GateLogit(nn.Module):
@@ -19,7 +40,7 @@ class GateLogit(nn.Module):
     settings come from `naju.training.parameter_groups`.
     """
 
-    def __init__(self, channels: int, width: int, *, bias: float, rank: int | None, reparam: bool) -> None:
+    def __init__(self, channels: int, width: int, *, bias: Bias, rank: int | None, reparam: bool) -> None:
         super().__init__()
         if rank is not None and rank < 1:
             raise ValueError(f"gate_rank must be a positive integer or None, but is {rank!r}")
@@ -27,7 +48,7 @@ class GateLogit(nn.Module):
         self.reduce: nn.Module = nn.Identity() if rank is None else nn.Linear(channels, rank, bias=False)
         self.weight = nn.Linear(channels if rank is None else rank, channels, bias=False)
         self.conv = DepthwiseConv(channels, width, bias=False)
-        self.bias = nn.Parameter(torch.full((channels,), float(bias)))
+        self.bias = nn.Parameter(starting_bias(bias, channels))
         with torch.no_grad():
             for parameter in self.scaled_parameters():
                 parameter.mul_(self.scale)

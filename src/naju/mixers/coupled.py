@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from naju.layers.gate import GateLogit
+from naju.layers.gate import Bias, GateLogit
 from naju.mixers.naju import NajuMixer
 
 
@@ -20,13 +20,13 @@ class CoupledMixer(NajuMixer):
 
     REFUSED = ("f_bias", "i_bias")
 
-    def __init__(self, d_model: int, *, g_bias: float = -3.0, **options: Any) -> None:
+    def __init__(self, d_model: int, *, g_bias: Bias = -3.0, **options: Any) -> None:
         for name in self.REFUSED:
             if name in options:
                 raise TypeError(f"the coupled mixer has one gate: give g_bias instead of {name}")
         super().__init__(d_model, i_bias=g_bias, **options)
 
-    def _add_gates(self, width: int, f_bias: float, i_bias: float, rank: int | None, reparam: bool) -> None:
+    def _add_gates(self, width: int, f_bias: Bias, i_bias: Bias, rank: int | None, reparam: bool) -> None:
         self.write = GateLogit(self.d_inner, width, bias=i_bias, rank=rank, reparam=reparam)
 
     def gates(self) -> tuple[GateLogit, ...]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from naju.layers.causal_conv import DepthwiseConv, convolve, weighted_sum
-from naju.layers.gate import GateLogit, gate_logits
+from naju.layers.gate import Bias, GateLogit, check_bias, gate_logits
 from naju.layers.layout import Layout, layout_of
 from naju.mixers.base import Mixer
 from naju.mixers.state import State
@@ -58,7 +58,8 @@ class ScanArguments(NamedTuple):
 class NajuMixer(Mixer):
     """`x_t = f_t * x_{t-1} + i_t * (h_t B_t^T)`, `y_t = alpha * x_t C_t + D * h_t`, modulated by silu(z) and projected.
 
-    The biases start the layer as one that holds: f = sigmoid(5) = 0.993, i = sigmoid(-2) = 0.12.
+    The biases start the layer as one that holds: f = sigmoid(5) = 0.993, i = sigmoid(-2) = 0.12. A pair as a bias is
+    spread over the channels: `f_bias=(-1, 6)` starts with memories of one token to 400.
     """
 
     state_kind = NajuState
@@ -71,8 +72,8 @@ class NajuMixer(Mixer):
         d_state: int = 64,
         expand: float = 2,
         d_conv: int = 4,
-        f_bias: float = 5.0,
-        i_bias: float = -2.0,
+        f_bias: Bias = 5.0,
+        i_bias: Bias = -2.0,
         D_init: float = 0.01,
         alpha: float | None = None,
         gate_rank: int | None = None,
@@ -87,9 +88,10 @@ class NajuMixer(Mixer):
                     f"{name} is too small: d_model {d_model}, d_state {d_state}, d_conv {d_conv}, "
                     f"expand {expand} give no layer"
                 )
-        for name, number in {"f_bias": f_bias, "i_bias": i_bias, "D_init": D_init}.items():
-            if math.isnan(number):  # an infinite bias is a gate that stays open or closed
-                raise ValueError(f"{name} must be a number, but is nan")
+        for name, bias in {"f_bias": f_bias, "i_bias": i_bias}.items():
+            check_bias(name, bias)
+        if math.isnan(D_init):
+            raise ValueError("D_init must be a number, but is nan")
         if backend != "auto" and backend not in BACKENDS:
             raise ValueError(f"unknown scan backend {backend!r}; expected 'auto' or one of {', '.join(BACKENDS)}")
         self.alpha, self.backend = check_alpha(alpha, d_state), backend
@@ -101,7 +103,7 @@ class NajuMixer(Mixer):
         self.project_out = nn.Linear(self.d_inner, d_model, bias=False)
         self._add_gates(d_conv, f_bias, i_bias, gate_rank, gate_reparam)
 
-    def _add_gates(self, width: int, f_bias: float, i_bias: float, rank: int | None, reparam: bool) -> None:
+    def _add_gates(self, width: int, f_bias: Bias, i_bias: Bias, rank: int | None, reparam: bool) -> None:
         self.forget = GateLogit(self.d_inner, width, bias=f_bias, rank=rank, reparam=reparam)
         self.write = GateLogit(self.d_inner, width, bias=i_bias, rank=rank, reparam=reparam)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from naju.mixers.attention import AttentionMixer
 from naju.mixers.base import Mixer
@@ -53,7 +53,7 @@ def build_mixer(name: str, d_model: int, **options: Any) -> Mixer:
 def _check_type(name: str, option: str, value: Any) -> None:
     """Options come from files and command lines, too."""
     wanted = next((hints[option] for hints in _hints(MIXERS[name]) if option in hints), Any)
-    kinds = get_args(wanted) or (wanted,)
+    kinds = [get_origin(kind) or kind for kind in get_args(wanted) or (wanted,)]
     allowed = tuple({bool: Integral, int: Integral, float: Real}.get(kind, kind) for kind in kinds)
     if wanted is not Any and (not isinstance(value, allowed) or isinstance(value, bool) > (bool in kinds)):
         articles = {NoneType: "None", int: "an int"}
