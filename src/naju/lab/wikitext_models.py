@@ -24,7 +24,9 @@ _NAMED = {
     "naju-rank64": Contender("naju", ("d_state=64", "gate_rank=64"), "naju"),
     "naju-rank32": Contender("naju", ("d_state=64", "gate_rank=32"), "naju"),
     "naju-reparam": Contender("naju", ("d_state=64", "gate_reparam=true")),
-    "naju-local": Contender("naju", ("d_state=64", "f_bias=2", "D_init=1")),  # starts with what is near
+    # Other starts: with what is near, and with memories of all lengths.
+    "naju-local": Contender("naju", ("d_state=64", "f_bias=2", "D_init=1")),
+    "naju-spread": Contender("naju", ("d_state=64", "f_bias=[-1,6]", "D_init=1")),
     "mamba2": Contender("mamba2", ("d_state=64",)),
     "mamba": Contender("mamba", ("d_state=64",)),
     "mamba-16": Contender("mamba", ("d_state=16",)),
