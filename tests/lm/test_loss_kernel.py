@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from interpreter import passes_under_the_interpreter
 from naju.lm.loss import IGNORED, chunk_loss, chunked_cross_entropy
 from naju.scan.on_gpu import interpreted
 
@@ -22,11 +20,7 @@ TOLERANCES = [(torch.float32, 2e-6), (torch.bfloat16, 4e-3), (torch.float16, 1e-
 
 @pytest.mark.skipif(interpreted() or DEVICE == "cuda", reason="the kernel runs here as it is")
 def test_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "kernel_", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    print(done.stdout)
-    assert done.returncode == 0, done.stderr
+    passes_under_the_interpreter(__file__, "-k", "kernel_")
 
 
 def draw(classes: int, dtype: torch.dtype, tokens: int = 6, scale: float = 3.0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from interpreter import passes_under_the_interpreter
 from naju.scan import BACKENDS
 from naju.scan.dispatch import ScanInputs, check_inputs
 from naju.scan.triton_chunked import TRITON_CHUNKED, launch
@@ -38,10 +39,7 @@ def _runs_kernels(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the tests run in this process")
 def test_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    passes_under_the_interpreter(__file__, "-m", "not slow", seconds=900)
 
 
 HOLDING_WITH_OVERWRITES = {f"overwrites at {depth:g}": depth for depth in (-6, -12, -20, -100, -1e4)}
@@ -331,6 +329,7 @@ EVERY_CONFIGURATION = [
 def test_every_kernel_compiles_without_a_gpu(architecture, d_state, dtype):
     """In a process of its own: once the interpreter is on, nothing can be compiled."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, __file__, str(architecture), str(d_state), dtype]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

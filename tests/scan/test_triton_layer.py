@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from interpreter import passes_under_the_interpreter
 from memories import unsettle
 from naju import NajuState
 from naju.layers.layout import Layout
@@ -36,10 +35,7 @@ runs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="t
 
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the tests run in this process")
 def test_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    passes_under_the_interpreter(__file__)
 
 
 @pytest.fixture(params=[1, 10_000], ids=["one segment", "many segments"])

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from interpreter import passes_under_the_interpreter
 from naju.scan.dispatch import ScanInputs, check_inputs
 from naju.scan.on_gpu import interpreted as interpreting
 from naju.scan.operator import ARGUMENTS
@@ -31,11 +32,7 @@ not_interpreted = pytest.mark.skipif(interpreting(), reason="Triton's interprete
 @needs_triton
 @not_interpreted
 def test_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    print(done.stdout)
-    assert done.returncode == 0, done.stderr
+    passes_under_the_interpreter(__file__, "-k", "interpreted")
 
 
 @pytest.fixture(autouse=True)

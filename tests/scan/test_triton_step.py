@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from interpreter import passes_under_the_interpreter
 from memories import unsettle
 from naju import LanguageModel, ModelConfig, NajuMixer
 from naju.mixers import build_mixer
@@ -31,11 +29,7 @@ not_interpreted = pytest.mark.skipif(interpreting(), reason="Triton's interprete
 @needs_triton
 @not_interpreted
 def test_under_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    print(done.stdout)
-    assert done.returncode == 0, done.stderr
+    passes_under_the_interpreter(__file__, "-k", "interpreted")
 
 
 @pytest.fixture(autouse=True)
