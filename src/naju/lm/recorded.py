@@ -28,7 +28,7 @@ class RecordedUpdates:
     ) -> None:
         self._read = [Batch(batch.tokens.clone(), batch.targets.clone(), None) for batch in first]
         update = partial(learner.update, self._read, len(self._read))
-        (self._run,), self.execution = prepared([update], learner, note, compiles=compiles)
+        (self._run,), _ = prepared([update], learner, note, compiles=compiles)
 
     def __call__(self, batches: Iterable[Batch]) -> None:
         for read, batch in zip(self._read, batches, strict=True):
