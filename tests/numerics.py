@@ -126,8 +126,10 @@ def draw_case(
     cu_seqlens: Sequence[int] | None = None,
     seed: int = 0,
     device: str = "cpu",
+    scale: float = 1.0,
     **options: Any,
 ) -> ScanCase:
+    """`scale` is that of h, B and C."""
     drawn = {"generator": torch.Generator(device).manual_seed(seed), "dtype": torch.float64, "device": device}
     per_channel, per_state = (batch, length, d_inner), (batch, length, d_state)
     states = (batch if cu_seqlens is None else len(cu_seqlens) - 1, d_inner, d_state)
@@ -143,6 +145,7 @@ def draw_case(
         "initial_state": states,
     }
     tensors = {name: torch.randn(shape, **drawn) for name, shape in shapes.items()}
+    tensors |= {name: scale * tensors[name] for name in ("h", "B", "C")}
     tensors |= {"f_logit": f_logit, "i_logit": i_logit}
     state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     if cu_seqlens is not None:

@@ -80,6 +80,15 @@ def test_gpu_backend_agrees_with_float64(backend: str, turn: int, case: dict[str
     assert_agrees(got, want, case["dtype"])
 
 
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("backend", [name for name in GPU_BACKENDS if name in backends()])
+def test_large_values_do_not_overflow(backend: str, regime: str) -> None:
+    if backends()[backend] is not None:
+        pytest.skip(f"{backend}: {backends()[backend]}")
+    drawn = draw_case(regime, length=1000, d_inner=96, d_state=64, dtype=torch.bfloat16, device="cuda", scale=100)
+    assert_agrees(outcome(drawn, backend), outcome(drawn.double(), "chunked"), torch.bfloat16)
+
+
 @pytest.mark.parametrize("backend", [name for name in GPU_BACKENDS if name in backends()])
 def test_offsets_beyond_2_to_the_31(backend: str) -> None:
     """The last row of a batch whose tensors have more than 2^31 elements equals that row by itself."""

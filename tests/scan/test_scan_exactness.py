@@ -106,6 +106,13 @@ def test_half_precision_inputs(dtype: torch.dtype, regime: str, reverse: bool, b
     assert relative_rms(got["dinitial_state"], want["dinitial_state"]) <= TOLERANCE[torch.float32, "gradient"]
 
 
+@each_backend
+@pytest.mark.parametrize("regime", REGIMES)
+def test_large_values_do_not_overflow(regime: str, backend: str) -> None:
+    case = draw_case(regime, length=70, d_inner=9, d_state=6, dtype=torch.bfloat16, scale=100)
+    assert_agrees(outcome(case, backend), truth(case), torch.bfloat16)
+
+
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("backend", TORCH_BACKENDS)
 def test_float64(regime: str, backend: str) -> None:

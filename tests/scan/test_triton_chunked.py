@@ -123,6 +123,14 @@ def test_bfloat16_agrees_in_every_regime(regime):
     check(make(1, 75, 6, 8, regime=regime, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("regime", ["normal", "forgetting at -15", "infinite"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_values_do_not_overflow(regime, dtype):
+    """A write times B · C is about 2^22 here; where whole leaves forget, a factor of 2^115 was once too much for it."""
+    tensors = make(1, 75, 6, 8, regime=regime, dtype=dtype)
+    check(tensors | {name: 100 * tensors[name] for name in ("h", "B", "C")})
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 3, 1), (2, 33, 40, 24), (1, 16, 16, 16), (1, 20, 9, 130), (3, 17, 2, 5)])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_any_shape_in_both_directions(shape, reverse, processors):
