@@ -95,12 +95,14 @@ def test_every_contender_can_be_built_and_has_the_papers_size(contender):
 
 
 def test_timed_runs_measure_what_the_papers_did():
-    cells = WikitextEfficiency(grid=on_cpu()).cells_on(WHOLE)
-    assert len({cell.name for cell in cells}) == len(cells) == 3 * 2 * 8
+    assert len(WikitextEfficiency(grid=on_cpu()).cells_on(WHOLE)) == 3 * 2 * 8
+    cells = WikitextEfficiency(grid=on_cpu(), modes=("eager", "compiled", "graph")).cells_on(WHOLE)
+    assert len({cell.name for cell in cells}) == len(cells) == 3 * 3 * 8
     for cell in cells:
         execution = cell.language.execution
         assert (execution.micro_tokens, execution.log_every, cell.steps) == (8192, 13, 63)
-        assert execution.compile == ("compiled" in cell.name)
+        assert (execution.compile, execution.cuda_graph) == ("compiled" in cell.name, "graph" in cell.name)
+        assert cell.to_json().get("cuda_graph", False) == execution.cuda_graph
         assert cell.to_json()["attention"] == ("math" if cell.contender == "transformer-math" else "auto")
 
 

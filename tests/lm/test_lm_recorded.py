@@ -7,7 +7,7 @@ import torch
 from tiny_language import PLACE, prepare, run
 
 from naju.lm.distributed import Place
-from naju.lm.recorded import check_recordable
+from naju.lm.recorded import records
 from naju.lm.train import check_run, train_language_model
 from naju.training import Reporter
 from naju.training.metrics import read_metrics
@@ -30,24 +30,33 @@ def losses(settings, folder, place, notes):
     return [row["loss"] for row in read_metrics(folder)]
 
 
-def recorded(settings):
-    return replace(settings, execution=replace(settings.execution, cuda_graph=True))
+def with_graph(settings, asked):
+    return replace(settings, execution=replace(settings.execution, cuda_graph=asked))
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_batches_are_copied_to_where_the_update_reads(data, tmp_path, way):
+def test_batches_are_copied_to_where_the_update_reads(data, tmp_path, way, monkeypatch):
     """On a CPU nothing is recorded, but everything around it is the same."""
     settings, notes = run(data, **way), []
     want = losses(settings, tmp_path / "plain", PLACE, notes)
-    assert losses(recorded(settings), tmp_path / "recorded", PLACE, notes) == want
+    monkeypatch.setattr("naju.lm.train.records", lambda run, place: True)
+    assert losses(settings, tmp_path / "recorded", PLACE, notes) == want
     assert notes == []
 
 
-def test_a_cpu_and_documents_that_reset_are_refused(data):
-    with pytest.raises(ValueError, match="cuda_graph must be off but for one process on a GPU, but the device is cpu"):
-        check_run(recorded(run(data)), PLACE)
-    with pytest.raises(ValueError, match="cuda_graph must be off with documents 'reset'"):
-        check_recordable(recorded(run(data, documents="reset")), Place(torch.device("cuda")))
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_updates_are_recorded_by_default_where_they_can_be(data, asked):
+    on_a_gpu, resets = with_graph(run(data), asked), with_graph(run(data, documents="reset"), asked)
+    gpu = Place(torch.device("cuda"))
+    assert records(on_a_gpu, gpu) is (asked is not False)
+    if asked:
+        with pytest.raises(ValueError, match="cuda_graph must be off but for one process on a GPU, but the device is"):
+            check_run(on_a_gpu, PLACE)
+        with pytest.raises(ValueError, match="cuda_graph must be off with documents 'reset'"):
+            records(resets, gpu)
+    else:
+        check_run(on_a_gpu, PLACE)
+        assert not records(resets, gpu)
 
 
 @pytest.mark.gpu
@@ -62,7 +71,7 @@ def test_replays_are_the_updates(data, tmp_path, mixer, way, compiled):
     way = {**way, "execution": {**way.get("execution", {}), "device": "cuda", "compile": compiled}}
     settings, notes = run(data, mixer=mixer, options=options, d_model=32, **way), []
     place = Place(torch.device("cuda", 0))
-    want = losses(settings, tmp_path / "plain", place, notes)
-    got = losses(recorded(settings), tmp_path / "recorded", place, notes)
+    want = losses(with_graph(settings, False), tmp_path / "plain", place, notes)
+    got = losses(settings, tmp_path / "recorded", place, notes)
     assert notes == []
     assert got == pytest.approx(want, rel=1e-2)

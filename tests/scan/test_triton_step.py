@@ -79,7 +79,7 @@ def test_interpreted_at_awkward_sizes(name: str, size: tuple[int, float, int, in
 @pytest.mark.parametrize("batch", [1, 4])
 def test_interpreted_in_several_tiles_of_channels(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def narrow(compiled: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        return lambda *arguments: compiled(*arguments) | {"BLOCK_K": 16}
+        return lambda *arguments, **options: compiled(*arguments, **options) | {"BLOCK_K": 16}
 
     monkeypatch.setattr("naju.scan.triton_step.compiled_for", narrow(compiled_for))
     monkeypatch.setattr("naju.scan.triton_step.products_compiled_for", narrow(products_compiled_for))
@@ -256,7 +256,8 @@ def compile_kernel(kernel: Any, settings: dict[str, Any], types: dict[str, str],
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    options = {name: settings.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
+    names = ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl")
+    options = {name: settings.pop(name) for name in names if name in settings}
     types |= dict.fromkeys(settings, "constexpr")
     signature = {p.name: types.get(p.name) or p.annotation_type or weight for p in kernel.params}
     aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind[0] == "*"}
@@ -271,11 +272,12 @@ def compile_step(architecture: int, batch: int, case: tuple[int, int, int, str, 
     d_inner, d_state, d_conv, activation, weight, coupled = case
     types = dict.fromkeys(ACTIVATIONS, activation) | dict.fromkeys(("x", "x_out", "products"), "*fp32")
     absent: dict[str, Any] = dict.fromkeys(("W_f", "f_taps", "f_bias")) if coupled else {}
-    together, sizes = batch > MOST_ALONE, (d_inner, d_state, d_conv, 4 if weight == "*fp32" else 2)
-    settings = compiled_for(batch, *sizes) | absent | ({} if together else {"products": None})
+    together, overlaps = batch > MOST_ALONE, architecture >= 90
+    sizes = (d_inner, d_state, d_conv, 4 if weight == "*fp32" else 2)
+    settings = compiled_for(batch, *sizes, overlaps=overlaps) | absent | ({} if together else {"products": None})
     made = [compile_kernel(step_kernel, settings, types.copy(), weight, architecture)]
     if together:
-        settings = products_compiled_for(*sizes) | absent
+        settings = products_compiled_for(*sizes, overlaps=overlaps) | absent
         made.append(compile_kernel(products_kernel, settings, types.copy(), weight, architecture))
     return made
 
@@ -288,6 +290,7 @@ def test_every_block_compiles_for_every_architecture(batch: int, architecture: i
     for case in [PLAIN, *(OTHERS if architecture == 90 else [])]:
         for made in compile_step(architecture, batch, case):
             assert made.asm["cubin"]
+            assert ("griddepcontrol" in made.asm["ptx"]) == (batch > MOST_ALONE and architecture >= 90)
             assert made.metadata.shared <= shared_memory_of(architecture), case
 
 
@@ -300,10 +303,10 @@ def test_the_batch_is_not_compiled_in() -> None:
         numbers = [parameter for parameter in kernel.params if parameter.annotation_type == "i64"]
         assert [parameter.name for parameter in numbers] == ["batch", "uz_batch"]
         assert all(parameter.do_not_specialize for parameter in numbers)
-    compiled = [compiled_for(batch, 64, 16, 4, 2) for batch in range(1, 2000)]
+    compiled = [compiled_for(batch, 64, 16, 4, 2, overlaps=True) for batch in range(1, 2000)]
     assert [settings for place, settings in enumerate(compiled) if settings not in compiled[:place]] == [
-        compiled_for(1, 64, 16, 4, 2),
-        compiled_for(MOST_ALONE + 1, 64, 16, 4, 2),
+        compiled_for(1, 64, 16, 4, 2, overlaps=True),
+        compiled_for(MOST_ALONE + 1, 64, 16, 4, 2, overlaps=True),
     ]
 
 

@@ -52,8 +52,8 @@ class LanguageGrid:
     """Numbers and ranges, such as 1-3 5; without any: the paper's."""
     compile: bool = False
     """torch.compile of every block."""
-    cuda_graph: bool = False
-    """Record every update as one CUDA graph."""
+    cuda_graph: bool | None = None
+    """Record every update as one CUDA graph; by default on a GPU."""
     micro_tokens: int = FULL.tokens_per_update
     """Most tokens that are read at once; gradients of several such micro-batches add up to an update."""
     grid: GridOptions = field(default_factory=GridOptions)
@@ -214,11 +214,13 @@ class LrPilot(LanguageGrid):
 
 @dataclass(frozen=True, kw_only=True)
 class WikitextEfficiency(LanguageGrid):
-    """Tokens a second and peak memory of training, plain and compiled, by context; to be run on an idle machine."""
+    """Tokens a second and peak memory of training, plain, compiled and recorded, by context; to be run on an idle
+    machine."""
 
     lengths: tuple[int, ...] = FULL.lengths
     """Training contexts; every micro-batch has as many tokens."""
-    modes: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
+    modes: tuple[Literal["eager", "compiled", "graph"], ...] = ("eager", "compiled")
+    """graph: every update is recorded as a CUDA graph, of compiled blocks with --compile."""
     micro_tokens: int = FULL.micro_tokens
     """Tokens of a micro-batch."""
 
@@ -244,5 +246,6 @@ class WikitextEfficiency(LanguageGrid):
         """With a first line of metrics after the share of warm updates; everything after it is timed."""
         warm = max(1, cell.steps * FULL.warm // (FULL.warm + FULL.timed))
         compiled = self.compile or mode == "compiled"
-        execution = replace(cell.language.execution, log_every=warm, compile=compiled)
+        graph = self.cuda_graph or mode == "graph"
+        execution = replace(cell.language.execution, log_every=warm, compile=compiled, cuda_graph=graph)
         return replace(cell, language=replace(cell.language, execution=execution))

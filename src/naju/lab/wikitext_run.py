@@ -71,7 +71,9 @@ class WikitextRun:
         protocol, execution = self.language.protocol, self.language.execution
         marks = [f"d{self.language.model.d_model}", f"l{protocol.length}", f"lr{protocol.lr:g}"]
         marks += ["pilot"] if self.part == PILOT else []
-        marks += ["timed", *(["compiled"] if execution.compile else [])] if self.part == SPEED else []
+        if self.part == SPEED:
+            ways = {"compiled": execution.compile, "graph": execution.cuda_graph}
+            marks += ["timed", *(way for way, taken in ways.items() if taken)]
         return "-".join([*marks, millions(protocol.tokens)])
 
     @property
@@ -93,6 +95,7 @@ class WikitextRun:
         if self.part == SPEED:
             execution = self.language.execution
             found |= {"compile": execution.compile, "micro_tokens": execution.micro_tokens, "attention": self.attention}
+            found |= {"cuda_graph": True} if execution.cuda_graph else {}
         return found
 
     def kernels(self) -> AbstractContextManager[None]:

@@ -233,12 +233,17 @@ def _speed_row(result: Result) -> dict[str, Any]:
     return {
         "model": name,
         "d_model": result["config"]["d_model"],
-        "mode": "compiled" if result["config"].get("compile") else "eager",
+        "mode": _mode(result["config"]),
         "length": result["config"]["length"],
         "tokens_per_s": result["tokens_per_second"],
         "peak_bytes": None if peak is None else peak * 2**30,
         "machine": {"accelerator": result["machine"]["accelerator"] or result["machine"]["processor"]},
     }
+
+
+def _mode(config: Mapping[str, Any]) -> str:
+    ways = [way for way, key in (("compiled", "compile"), ("graph", "cuda_graph")) if config.get(key)]
+    return " ".join(ways) or "eager"
 
 
 def told_costs(results: Sequence[Result]) -> str:

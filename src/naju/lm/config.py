@@ -116,8 +116,9 @@ class Execution:
     """most tokens a process reads at once; gradients of several such micro-batches add up to an update"""
     compile: bool = False
     """torch.compile of every block"""
-    cuda_graph: bool = False
-    """record an update as one CUDA graph, which pays where launching kernels takes longer than running them"""
+    cuda_graph: bool | None = None
+    """record an update as one CUDA graph, so that launching its kernels takes no time; by default on one GPU, unless
+    documents reset the state"""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """fsdp shards weights, gradients and optimizer, and saves sharded checkpoints, also with one process"""
     context_ranks: int = 1

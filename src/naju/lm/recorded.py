@@ -12,12 +12,17 @@ from naju.lm.learner import LanguageLearner
 from naju.training.execution import prepared
 
 
-def check_recordable(run: LanguageRun, place: Place) -> None:
-    """Every update has to do the same with other tokens."""
+def records(run: LanguageRun, place: Place) -> bool:
+    """Whether updates are recorded: as it is asked for, by default wherever they can be. A ValueError where they are
+    asked for and cannot be: every update has to do the same with other tokens."""
+    reason = None
     if place.device.type != "cuda" or place.kind != "alone":
-        raise ValueError(f"cuda_graph must be off but for one process on a GPU, but the device is {place.device}")
-    if run.protocol.documents == "reset":
-        raise ValueError("cuda_graph must be off with documents 'reset', which cuts every update elsewhere")
+        reason = f"but for one process on a GPU, but the device is {place.device}"
+    elif run.protocol.documents == "reset":
+        reason = "with documents 'reset', which cuts every update elsewhere"
+    if run.execution.cuda_graph and reason is not None:
+        raise ValueError(f"cuda_graph must be off {reason}")
+    return reason is None if run.execution.cuda_graph is None else run.execution.cuda_graph
 
 
 class RecordedUpdates:

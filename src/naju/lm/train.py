@@ -21,7 +21,7 @@ from naju.lm.folder import load_model
 from naju.lm.learner import LanguageLearner, Objective, compile_blocks
 from naju.lm.loss import perplexity
 from naju.lm.record import BEST, Record
-from naju.lm.recorded import RecordedUpdates, check_recordable
+from naju.lm.recorded import RecordedUpdates, records
 from naju.lm.token_files import TokenSplit, open_split, read_manifest
 from naju.lm.tokenizer import TOKENIZER
 from naju.models import LanguageModel
@@ -67,8 +67,7 @@ def check_run(run: LanguageRun, place: Place) -> None:
     """Refuse what cannot be trained, before anything is written: once begun, a run's folder is for that run alone."""
     splits = _open(run.data)
     Reader(run, place)
-    if run.execution.cuda_graph:
-        check_recordable(run, place)
+    records(run, place)
     _order(run.protocol, splits[TRAINING])
     with torch.device("meta"):
         build_model(run, splits[TRAINING].vocab_size)
@@ -100,7 +99,7 @@ def build_model(run: LanguageRun, vocab_size: int) -> LanguageModel:
 
 def build_learner(run: LanguageRun, vocab_size: int, place: Place) -> LanguageLearner:
     model = build_model(run, vocab_size).to(place.device)
-    if run.execution.compile and not run.execution.cuda_graph:  # a graph is recorded of compiled blocks
+    if run.execution.compile and not records(run, place):  # a graph is recorded of compiled blocks
         compile_blocks(model)
     objective = Objective(model, place)
     return LanguageLearner(objective, run.protocol, bf16=run.execution.uses_bf16(place.device))
@@ -170,7 +169,7 @@ class Training:
     ) -> None:
         protocol, execution = run.protocol, run.execution
         self.learner, self.record, self.reader, self.last = learner, record, reader, protocol.updates
-        self.execution = execution
+        self.compiles, self.records = execution.compile, records(run, reader.place)
         self.text, self.validation, self.speed = splits[TRAINING], splits[VALIDATION], Speed()
         self.validated, self.order = validated, _order(protocol, self.text)
         self.rhythm = Rhythm(
@@ -198,10 +197,10 @@ class Training:
         return self.speed
 
     def _updates(self, done: int, note: Callable[[str], None]) -> Callable[[Iterable[Batch]], None]:
-        if not self.execution.cuda_graph or done == self.last:
+        if not self.records or done == self.last:
             return partial(self.learner.update, count=self.reader.micro_steps)
         first = list(self.reader.update(self.text, self.order.starts(done)))
-        return RecordedUpdates(self.learner, first, note, compiles=self.execution.compile)
+        return RecordedUpdates(self.learner, first, note, compiles=self.compiles)
 
     def _look(self, step: int) -> float:
         """What a log point does: a line of metrics, perhaps a validation, a checkpoint and the best model. Returns the

@@ -1,5 +1,5 @@
 """One decoding step of a Naju layer: convolution tails, gates, state update and readout. One or two sequences take one
-launch, more take two.
+launch, more take two, of which the second begins beside the first where a GPU can do that.
 
 It has no backward: a step that needs a gradient, like every other that is refused here, is the mixer's own torch code.
 Products read the weights rounded to the precision of uz, as autocast would hand them over, and sum in float32.
@@ -7,6 +7,7 @@ Products read the weights rounded to the precision of uz, as autocast would hand
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -50,29 +51,37 @@ class Block(NamedTuple):
 
 PIECE = 64  # entries of the state that a program works on at a time
 MOST_ALONE = 2  # sequences; beyond, a second launch costs less than products that many programs make again
-ALONE, TOGETHER, PRODUCTS = Block(1, 8, 16), Block(4, 16, 4), Block(16, 64, 8)
+ALONE, TOGETHER, PRODUCTS = Block(1, 8, 16), Block(4, 16, 4), Block(16, 64, 4)
 PRODUCTS_TILE = 512  # bytes of each row of a weight that are read at a time
 
 
-def compiled_for(batch: int, d_inner: int, d_state: int, d_conv: int, weight_bytes: int) -> dict[str, Any]:
+def compiled_for(
+    batch: int, d_inner: int, d_state: int, d_conv: int, weight_bytes: int, *, overlaps: bool
+) -> dict[str, Any]:
     """Sizes and options that the step is compiled for."""
     block = ALONE if batch <= MOST_ALONE else TOGETHER
+    overlaps = overlaps and batch > MOST_ALONE
     return {
         **_sizes(d_inner, d_state, d_conv, tile=1024 // weight_bytes),
         "BLOCK_B": block.rows,
         "BLOCK_D": block.columns,
         "BLOCK_N": min(max(_power_of_two(d_state), 16), PIECE),
+        "OVERLAPS": overlaps,
+        "launch_pdl": overlaps,
         "num_warps": block.warps,
         "num_stages": 3,
         "enable_fp_fusion": True,
     }
 
 
-def products_compiled_for(d_inner: int, d_state: int, d_conv: int, weight_bytes: int) -> dict[str, Any]:
+def products_compiled_for(
+    d_inner: int, d_state: int, d_conv: int, weight_bytes: int, *, overlaps: bool
+) -> dict[str, Any]:
     return {
         **_sizes(d_inner, d_state, d_conv, tile=PRODUCTS_TILE // weight_bytes),
         "BLOCK_B": PRODUCTS.rows,
         "BLOCK_R": PRODUCTS.columns,
+        "OVERLAPS": overlaps,
         "num_warps": PRODUCTS.warps,
         "num_stages": 2,
         "enable_fp_fusion": True,
@@ -89,6 +98,12 @@ def _power_of_two(at_least: int) -> int:
     return 1 << (at_least - 1).bit_length()
 
 
+@functools.cache
+def _overlaps(device: torch.device) -> bool:
+    """Whether a kernel can begin before the one that it waits for has ended (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
 def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> Tensor:
     """y; the next state goes into the three tensors. This x may be the inputs' own, but not the tails, which all
     programs read."""
@@ -97,7 +112,8 @@ def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> 
     uz, (batch, d_inner, d_state) = inputs.uz, inputs.x.shape
     inputs = inputs._replace(uz=uz if uz.stride(1) == 1 else uz.contiguous())
     y = uz.new_empty(batch, d_inner)
-    sizes = compiled_for(batch, d_inner, d_state, inputs.conv_taps.shape[1], inputs.W_BC.itemsize)
+    d_conv, overlaps = inputs.conv_taps.shape[1], _overlaps(uz.device)
+    sizes = compiled_for(batch, d_inner, d_state, d_conv, inputs.W_BC.itemsize, overlaps=overlaps)
     programs = -(-batch // sizes["BLOCK_B"]) * -(-d_inner // sizes["BLOCK_D"])
     with torch.cuda.device_of(uz):
         step_kernel[(programs,)](
@@ -106,7 +122,7 @@ def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> 
             *_gates(inputs),
             inputs.W_BC.contiguous(),
             inputs.D.contiguous(),
-            _products(inputs) if batch > MOST_ALONE else None,
+            _products(inputs) if batch > MOST_ALONE else None,  # the last launch before, which OVERLAPS waits for
             y,
             x,
             u_tail,
@@ -125,7 +141,8 @@ def _products(inputs: StepInputs) -> Tensor:
     from naju.scan.triton_step.kernels import products_kernel
 
     uz, (batch, d_inner, d_state) = inputs.uz, inputs.x.shape
-    sizes = products_compiled_for(d_inner, d_state, inputs.conv_taps.shape[1], inputs.W_BC.itemsize)
+    d_conv, overlaps = inputs.conv_taps.shape[1], _overlaps(uz.device)
+    sizes = products_compiled_for(d_inner, d_state, d_conv, inputs.W_BC.itemsize, overlaps=overlaps)
     W_f, _, _, W_i, _, _ = _gates(inputs)
     weights = [W_f, W_i, inputs.W_BC.contiguous()]
     products = uz.new_empty(batch, sum(len(W) for W in weights if W is not None), dtype=torch.float32)

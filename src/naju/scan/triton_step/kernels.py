@@ -11,6 +11,7 @@ The batch is never specialized on: a new one compiles nothing, except where one 
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from naju.scan.triton_sequential.kernels import gate
 
@@ -140,9 +141,12 @@ def products_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """A block of sequences times a block of rows of one of the weights, which the last index of the grid chooses. There
     are as many programs for each as the longest needs; the rest have nothing to do."""
+    if OVERLAPS:
+        gdc_launch_dependents()
     stride = width(W_f, D_INNER, D_STATE)
     W, count, first = W_BC, 2 * D_STATE, 0
     if tl.program_id(2) > 0:
@@ -200,6 +204,7 @@ def step_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """y and the next state from uz = [u_tilde | z]; without `products`, of one sequence a program. Without W_f there
     is one gate, and f_logit is -i_logit.
@@ -238,9 +243,6 @@ def step_kernel(
     stride = width(W_f, D_INNER, D_STATE)
     if products is not None:
         products += first_row * stride
-        i_logit = load(products + 2 * D_STATE, row, channel, stride, has_row, has_channel)
-        if W_f is not None:
-            f_logit = load(products + 2 * D_STATE + D_INNER, row, channel, stride, has_row, has_channel)
 
     cell = (row[:, None, None] * D_INNER + own[None, :, None]) * D_STATE
     x += (first_row * D_INNER + first_channel) * D_STATE
@@ -252,6 +254,12 @@ def step_kernel(
         before = tl.load(x + cell + entry[None, None, :], mask=has_cell, other=0.0)
 
         if products is not None:
+            if piece == 0:
+                if OVERLAPS:  # nothing above is made by the products, and nothing is stored before they are complete
+                    gdc_wait()
+                i_logit = load(products + 2 * D_STATE, row, channel, stride, has_row, has_channel)
+                if W_f is not None:
+                    f_logit = load(products + 2 * D_STATE + D_INNER, row, channel, stride, has_row, has_channel)
             B = load(products, row, entry, stride, has_row, has_entry)
             C = load(products + D_STATE, row, entry, stride, has_row, has_entry)
         else:
