@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 PIECE = 64  # entries of the state that a program works on at a time
 MOST_ALONE = 2  # sequences; beyond, a second launch costs less than products that many programs make again
-ALONE, TOGETHER, PRODUCTS = Block(1, 8, 16), Block(4, 16, 4), Block(16, 64, 4)
+ALONE, TOGETHER, PRODUCTS = Block(1, 8, 16), Block(4, 16, 4), Block(16, 64, 8)
 PRODUCTS_TILE = 512  # bytes of each row of a weight that are read at a time
 
 
