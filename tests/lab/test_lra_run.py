@@ -66,6 +66,19 @@ def test_every_task_runs_to_a_result(tmp_path, task):
     assert "test 0." in describe_lra(result) or "test 1." in describe_lra(result)
 
 
+def test_only_the_last_validation_takes_all_examples(tmp_path, monkeypatch):
+    asked, accuracy = [], lra_run.accuracy
+    monkeypatch.setattr(lra_run, "VALIDATED", 3)
+    monkeypatch.setattr(
+        lra_run, "accuracy", lambda *given, **options: asked.append(len(given[2])) or accuracy(*given, **options)
+    )
+    _, result = finished(tmp_path, tiny_run())
+    *before, last, test = asked
+    assert set(before) == {3}
+    assert (last, test) == (20, 20)
+    assert len([share for _, _, share in result["curve"] if share is not None]) == len(before) + 1
+
+
 def test_a_stopped_run_ends_as_an_unbroken_one(tmp_path):
     _, whole = finished(tmp_path / "whole", tiny_run())
     heard = iter([False] * 4 + [True])
@@ -215,7 +228,9 @@ def test_the_table_has_ours_beside_the_papers_and_the_published_rows():
     assert rows["coupled"].average is None
     assert rows["coupled"].cells["image"].comparison.paper is None
     assert rows["mlstm"].cells["image"].comparison.paper.mean == 0.461
-    assert str(rows["mlstm"].cells["text"]) == "out of memory"
+    assert str(rows["mlstm"].cells["text"]) == "out of memory | out of memory"
+    assert str(rows["mlstm"].cells["listops"]) == "- | out of memory"
+    assert str(rows["mlstm"].cells["pathfinder"]) == "- | 0.738"
     assert rows["s4 (published)"].paper_average == 0.84
     text = told_lra(results)
     assert "0.520±0.028 (0.500) | 0.554±0.012" in text

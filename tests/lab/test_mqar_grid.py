@@ -168,13 +168,17 @@ def written(rate, seed, validation, test, hardest, width=512, **changes):
     }
 
 
+def test_the_papers_epochs_are_no_change():
+    assert written(1e-3, 1, 0.8, 0.8, 0.5, epochs=32) == written(1e-3, 1, 0.8, 0.8, 0.5)
+
+
 def test_the_best_rate_is_chosen_by_validation_and_never_by_the_test():
     results = [written(1e-3, 1, 0.8, 0.99, 0.9), written(1e-2, 1, 0.9, 0.85, 0.4), written(1e-3, 2, 0.7, 0.75, 0.3)]
     (table,) = recall_tables(results)
     (row,) = table.rows
     assert table.is_papers
     assert row.rates == {1: 1e-2, 2: 1e-3}
-    assert row.tried == 2
+    assert row.tried == 1  # by the second seed
     assert row.overall == Comparison((0.85, 0.75), MeanStd(0.887, None))
     assert row.hardest == Comparison((0.4, 0.3), MeanStd(0.384, None))
     assert row.overall.difference == pytest.approx(0.8 - 0.887)
@@ -188,6 +192,8 @@ def test_other_data_and_budgets_have_tables_of_their_own():
     results.append(written(1e-3, 1, 0.8, 0.6, 0.5, epochs=8))
     tables = recall_tables(results)
     assert [table.is_papers for table in tables] == [True, False, False]
+    for change in ({"bf16": True}, {"filler": "zero"}):
+        assert not recall_tables([written(1e-3, 1, 0.8, 0.6, 0.5, **change)])[0].is_papers
     rewriting = next(table for table in tables if "keys bound twice" in table.title)
     assert rewriting.rows[0].overall.paper is None  # the paper has no such numbers
     assert told_mqar([]) == "no results yet"

@@ -4,12 +4,13 @@ import json
 import os
 
 import pytest
+import torch
 from tiny_runs import tiny_run
 
 from naju import cli
 from naju.lab.diagnostic_run import run_diagnostic
 from naju.lab.report.results import read_results
-from naju.lab.runs import Results, RunStore
+from naju.lab.runs import Results, RunStore, carry_out
 from naju.training import Reporter, StoppedError
 
 
@@ -143,3 +144,28 @@ def test_a_result_without_a_readable_file_is_not_finished(store):
     (run.path / "result.json").write_text('{"mixer": "na')
     assert run.result() is None
     assert run.status() == "interrupted, step 12 of 12"
+
+
+def test_a_run_is_compiled_however_much_was_compiled_before(tmp_path):
+    """Torch stops compiling a function after eight shapes, and the models of all runs share theirs."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, dynamic=False)
+    def shared(x):
+        return x + 1
+
+    def work(lock):
+        for size in range(2, 14):
+            shared(torch.zeros(size))
+        return {}
+
+    store, made = RunStore(tmp_path), []
+    for name in ("first", "second"):
+        before = len(graphs)
+        carry_out(store.folder("some", name), {}, work)
+        made.append(len(graphs) - before)
+    assert made[0] == made[1] > 0

@@ -16,9 +16,10 @@ from naju.training.compiled import blocks_to_compile, compiled_blocks
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.* is deprecated:DeprecationWarning")
 
 
-def classifier(*mixers):
+def classifier(*mixers, **options):
     torch.manual_seed(0)
-    return Classifier(ModelConfig(vocab_size=4, d_model=8, n_layers=len(mixers), mixer=list(mixers)), n_classes=4)
+    shape = ModelConfig(vocab_size=4, d_model=8, n_layers=len(mixers), mixer=list(mixers), **options)
+    return Classifier(shape, n_classes=4)
 
 
 @pytest.fixture
@@ -29,8 +30,9 @@ def without_inductor(monkeypatch):
     monkeypatch.setattr(nn.Module, "compile", lambda module, **how: compile_module(module, backend="aot_eager", **how))
 
 
-def test_blocks_of_torch_operations_are_compiled_and_others_not():
-    model = classifier("naju", "retnet", "coupled", "mamba")
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_blocks_of_torch_operations_are_compiled_and_others_not(bidirectional):
+    model = classifier("naju", "retnet", "coupled", "mamba", bidirectional=bidirectional)
     assert blocks_to_compile(model) == [model.backbone.blocks[index] for index in (1, 3)]
 
 

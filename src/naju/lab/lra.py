@@ -15,7 +15,7 @@ from typing import Any
 from naju.lab.comparison import Comparison
 from naju.lab.diagnostics import aligned
 from naju.lab.lra_data import load_data
-from naju.lab.lra_run import OUT_OF_MEMORY, LraModel, LraRun
+from naju.lab.lra_run import OUT_OF_MEMORY, VALIDATED, LraModel, LraRun
 from naju.lab.options import GridOptions, check_names, parse_seeds
 from naju.lab.paper import MeanStd, mean_std, paper_tables
 from naju.mixers import MIXERS
@@ -29,8 +29,8 @@ CHOICES = (
     "What the paper leaves open is so here: N = 64 in Naju as in Mamba and Mamba-2; features are averaged over real "
     "positions, the two directions of a layer added; a block has no MLP; after the warm-up the learning rate follows a "
     "cosine to 0, weight decay is 1e-4, and gradients are clipped at 1.0, as in the diagnostic suite; every tenth "
-    "training review of Text is held out for validation; the weights that are examined are the last ones; a GPU "
-    "computes in bfloat16."
+    f"training review of Text is held out for validation; {VALIDATED:,} examples are validated on, all after the last "
+    "step; the weights that are examined are the last ones; a GPU computes in bfloat16."
 )
 # To see everything run without any download; nothing is learned from so little.
 QUICK_TASKS, QUICK_SIZES = ("listops", "pathfinder"), Sizes(320, 32, 64)
@@ -131,14 +131,21 @@ class Lra:
 
 @dataclass(frozen=True)
 class LraCell:
-    """One task: ours over seeds beside the paper's, or that memory did not suffice."""
+    """One task: ours over seeds beside the paper's, or that memory did not suffice, here or there."""
 
     comparison: Comparison
     ran_out: bool = False
+    paper_ran_out: bool = False
+
+    @property
+    def told_paper(self) -> str | None:
+        if self.paper_ran_out:
+            return OUT_OF_MEMORY
+        return None if self.comparison.paper is None else self.comparison.told_paper(3)
 
     def __str__(self) -> str:
         ours = OUT_OF_MEMORY if self.ran_out and not self.comparison.values else str(self.comparison)
-        return ours if self.comparison.paper is None else f"{ours} | {self.comparison.told_paper(3)}"
+        return ours if self.told_paper is None else f"{ours} | {self.told_paper}"
 
 
 @dataclass(frozen=True)
@@ -185,7 +192,8 @@ def _our_row(mixer: str, variant: str, runs: Sequence[Mapping[str, Any]], paper:
         found = [run for run in runs if run["task"] == task]
         values = tuple(run["test_accuracy"] for run in found if run["test_accuracy"] is not None)
         comparison = Comparison(values, _cell(paper, task), 1 if paper is None else paper["n_seeds"])
-        cells[task] = LraCell(comparison, any(run["outcome"] == OUT_OF_MEMORY for run in found))
+        ran_out = any(run["outcome"] == OUT_OF_MEMORY for run in found)
+        cells[task] = LraCell(comparison, ran_out, _ran_out(paper, task))
     return LraRow(model_label(mixer, variant), cells, None if paper is None else paper["avg"])
 
 
@@ -211,9 +219,14 @@ def _departure(task: LraTask, variant: str, config: Mapping[str, Any]) -> str:
 
 
 def _paper_row(row: Mapping[str, Any]) -> LraRow:
-    cells = {task: LraCell(Comparison((), _cell(row, task))) for task in LRA}
+    cells = {task: LraCell(Comparison((), _cell(row, task)), paper_ran_out=_ran_out(row, task)) for task in LRA}
     origin = "published" if row["published"] else "paper"
     return LraRow(f"{row['model']} ({origin})", cells, row["avg"], bool(row["published"]))
+
+
+def _ran_out(row: Mapping[str, Any] | None, task: str) -> bool:
+    """Whether the paper reports that this model's memory did not suffice for a task: its other tasks have numbers."""
+    return row is not None and bool(row["oom"]) and row[task] is None
 
 
 def _cell(row: Mapping[str, Any] | None, task: str) -> MeanStd | None:

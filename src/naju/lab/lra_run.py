@@ -24,6 +24,7 @@ from naju.training import Journal, Learner, Reporter, Rhythm, TrainConfig, fit, 
 EXPERIMENT = "lra"
 OUT_OF_MEMORY = "out of memory"
 LINES, VALIDATIONS = 200, 10  # of metrics, and how many of them with a validation
+VALIDATED = 1000  # examples; the last validation takes all
 EVALUATION_TOKENS = 2**17
 
 
@@ -130,16 +131,21 @@ def _train_and_examine(run: LraRun, folder: RunFolder, reporter: Reporter, lock:
     model = run.model.build(task, seed).to(device)
     learner = Learner(model, run.training)
     train = limited(splits["train"], run.training.sequences)
+    validation = splits["validation"]
+    some = limited(validation, min(VALIDATED, len(validation)))
     with Journal(folder.path, learner, allow=lock.check, note=reporter.note) as journal:
         data = BucketedSet(task, train, batch_size=run.training.batch_size, seed=seed, device=device)
 
-        def share(split: str, stop: Callable[[], bool] = lambda: False) -> float:
+        def share(examples: Examples, stop: Callable[[], bool] = lambda: False) -> float:
             options = {"tokens_at_once": EVALUATION_TOKENS, "device": device, "bf16": run.training.bf16}
-            return accuracy(model, task, splits[split], stop=stop, **options)  # type: ignore[arg-type]
+            return accuracy(model, task, examples, stop=stop, **options)  # type: ignore[arg-type]
 
-        execution = fit(learner, data, journal, rhythm(run.steps), lambda: share("validation"), reporter)
+        def validate() -> float:
+            return share(validation if int(learner.steps_done) == run.steps else some)
+
+        execution = fit(learner, data, journal, rhythm(run.steps), validate, reporter)
         result = {**_about(run, model), "outcome": "finished", **learned(journal.rows, data.epoch_steps)}
-        result |= {"test_accuracy": share("test", reporter.stop), "seconds": journal.seconds}
+        result |= {"test_accuracy": share(splits["test"], reporter.stop), "seconds": journal.seconds}
         result["machine"] = {**machine(), "execution": execution, "peak_memory": _peak_memory(device)}
         lock.check()
         folder.finish(result)

@@ -189,7 +189,7 @@ class Mqar:
             "quick": self.quick,
             "rewriting": self.rewriting,
             "zeros": self.filler == "zero",
-            f"{self.epochs}-epochs": self.epochs is not None,
+            f"{self.epochs}-epochs": self.epochs not in (None, (QUICK if self.quick else FULL).epochs),
             "bf16": self.bf16,
         }
         return [mark for mark, differs in marks.items() if differs]
@@ -215,7 +215,7 @@ class RecallRow(NamedTuple):
     contender: Contender
     width: int
     rates: dict[int, float]  # seed -> best rate
-    tried: int  # how many different rates have finished
+    tried: int  # how many different rates have finished, with the seed that has the fewest
     overall: Comparison
     hardest: Comparison
 
@@ -225,7 +225,6 @@ class RecallTable(NamedTuple):
 
     title: str
     is_papers: bool
-    runs: int
     hardest: str
     rows: tuple[RecallRow, ...]
 
@@ -255,15 +254,22 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 def _table(title: str, results: Sequence[Mapping[str, Any]]) -> RecallTable:
     config = results[0]["config"]
-    usual = (False, FULL.data.n_symbols, EPOCHS, sum(segment.examples for segment in TRAINING))
-    is_papers = usual == tuple(config[name] for name in ("rewriting", "n_symbols", "epochs", "sequences"))
+    usual = {
+        "rewriting": False,
+        "random_filler": True,
+        "n_symbols": FULL.data.n_symbols,
+        "epochs": EPOCHS,
+        "sequences": sum(segment.examples for segment in TRAINING),
+        "bf16": False,
+    }
+    is_papers = all(config[name] == value for name, value in usual.items())
     groups: dict[tuple[Contender, int], list[Mapping[str, Any]]] = {}
     for result in results:
         groups.setdefault((_contender_of(result["config"]), result["config"]["d_model"]), []).append(result)
     *_, (length, n_pairs, examples) = config["test_segments"]
     hardest = slice_name(Segment(length, n_pairs, examples))
     rows = [_row(*model, hardest, found, beside_paper=not config["rewriting"]) for model, found in groups.items()]
-    return RecallTable(title, is_papers, len(results), hardest, tuple(sorted(rows, key=_row_place)))
+    return RecallTable(title, is_papers, hardest, tuple(sorted(rows, key=_row_place)))
 
 
 def _contender_of(config: Mapping[str, Any]) -> Contender:
@@ -279,13 +285,16 @@ def _row(
         rival = best.get(result["seed"])
         if rival is None or result["final_validation"] > rival["final_validation"]:
             best[result["seed"]] = result
+    tried: dict[int, set[float]] = {}
+    for result in results:
+        tried.setdefault(result["seed"], set()).add(result["config"]["lr"])
     paper = PAPER.get(contender, {}) if beside_paper else {}
     hard_paper = paper.get("kv256_acc_d512") if (width, hardest) == (512, HARDEST) else None
     return RecallRow(
         contender,
         width,
         {seed: run["config"]["lr"] for seed, run in sorted(best.items())},
-        len({result["config"]["lr"] for result in results}),
+        min(map(len, tried.values())),
         Comparison(tuple(_share(run, "all") for run in best.values()), mean_std(paper.get(f"acc_d{width}"))),
         Comparison(tuple(_share(run, hardest) for run in best.values()), mean_std(hard_paper)),
     )

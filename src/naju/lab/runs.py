@@ -6,10 +6,12 @@ A folder holds `config.json` (all that determines the run), `metrics.jsonl`, `ch
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -109,7 +111,17 @@ def carry_out(
         if found is not None:
             return found
         folder.begin(config)
+        _forget_other_runs()
         return work(lock)
+
+
+def _forget_other_runs() -> None:
+    """A worker carries out one run after the other: what it does and measures must not depend on those before."""
+    gc.collect()
+    if "torch._dynamo" in sys.modules:  # else code that many models share would at some point not be compiled any more
+        torch.compiler.reset()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
 
 
 @dataclass(frozen=True)

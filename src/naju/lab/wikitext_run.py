@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from naju.lab.lock import RunLock
@@ -111,7 +109,6 @@ def _train(run: WikitextRun, folder: RunFolder, reporter: Reporter, lock: RunLoc
     from naju.lm.distributed import joined  # torch's distributed part takes a second to load: not for every command
     from naju.lm.train import train_language_model
 
-    _forget_other_runs(compiled=run.language.execution.compile)
     with joined(run.language.execution) as place, run.kernels():
         try:
             found = train_language_model(run.language, folder.path, place, reporter, allow=lock.check)
@@ -123,15 +120,6 @@ def _train(run: WikitextRun, folder: RunFolder, reporter: Reporter, lock: RunLoc
     for checkpoint in folder.path.glob("checkpoint*.safetensors"):  # three times the model; best/ stays
         checkpoint.unlink()
     return result
-
-
-def _forget_other_runs(*, compiled: bool) -> None:
-    """A worker trains one cell after the other: what it measures must not depend on which came before."""
-    gc.collect()
-    if compiled:  # else code that many models share would at some point not be compiled any more
-        torch.compiler.reset()
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
 
 
 def _about(run: WikitextRun) -> dict[str, Any]:

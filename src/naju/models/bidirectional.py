@@ -20,6 +20,7 @@ class BidirectionalMixer(Mixer):
             raise ValueError(f"both directions need one d_model, but have {ahead.d_model} and {back.d_model}")
         self.d_model = ahead.d_model
         self.ahead, self.back = ahead, back
+        self.worth_compiling = ahead.worth_compiling and back.worth_compiling
 
     def forward(
         self,

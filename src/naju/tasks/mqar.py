@@ -135,7 +135,7 @@ def subset(rows: int, pool: int, size: int, generator: Generator) -> Tensor:
     for nth, last in enumerate(range(pool - size, pool)):
         drawn = integers(0, last, (rows, 1), generator)
         there = (chosen[:, :nth] == drawn).any(1, keepdim=True)
-        chosen[:, nth : nth + 1] = torch.where(there, last, drawn)
+        chosen[:, nth : nth + 1] = drawn.masked_fill(there, last)
     return chosen.gather(1, distinct(rows, size, size, generator))
 
 

@@ -120,9 +120,9 @@ def _sweep_row(row: SweepRow) -> Row:
 
 
 def _mqar_page(reading: Reading) -> Page:
-    results, cells = reading.of(MQAR), len(Mqar().cells())
-    tables = recall_tables(results)
-    finished = sum(table.runs for table in tables if table.is_papers)
+    results, papers = reading.of(MQAR), {cell.name for cell in Mqar().cells()}
+    tables, cells = recall_tables(results), len(papers)
+    finished = sum(f"{one['mixer']}-{one['variant']}-s{one['seed']}" in papers for one in results)
     notes = [
         f"The protocol has {EPOCHS} epochs of {sum(s.examples for s in FULL_MQAR.data.training):,} sequences and "
         f"{len(RATES)} learning rates, one seed: {cells} runs. Two mixer blocks for every model, embeddings that "
@@ -184,6 +184,7 @@ def _lra_charts(results: Sequence[Written]) -> tuple[tuple[Chart, ...], tuple[tu
 
 def _lra_cell(cell: LraCell) -> Cell:
     ours, *rest = (told := _compared(cell.comparison, 3)).lines
+    rest += [f"paper {OUT_OF_MEMORY}"] if cell.paper_ran_out else []
     seeds = len(cell.comparison.values)
     if seeds == 0:
         return Cell((OUT_OF_MEMORY if cell.ran_out else ours, *rest), told.shade)
