@@ -71,6 +71,14 @@ def test_a_seed_of_everything_comes_before_the_next():
     assert len(cells(BiasI, tasks=(), seeds=("1",))) == 8
 
 
+def test_rows_can_be_chosen_by_the_size_of_the_state():
+    chosen = BiasF(states=(64,), seeds=("1",), tasks=("T4",), grid=CPU).cells()
+    assert {cell.model.mixer_options["d_state"] for cell in chosen} == {64}
+    assert len(chosen) == 3
+    with pytest.raises(ValueError, match="states must be different ones of 32, 64, but are 7"):
+        BiasF(states=(7,), grid=CPU).cells()
+
+
 @pytest.mark.parametrize("sweep", SWEEPS.values(), ids=SWEEPS)
 def test_the_quick_sweep_is_small_and_apart(sweep):
     found = cells(sweep, quick=True)

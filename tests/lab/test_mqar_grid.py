@@ -82,7 +82,7 @@ def test_what_departs_from_the_protocol_shows_in_the_name():
     [
         ({"mixers": ("gla",)}, "mixers must be different ones of attention, mlstm, mamba, mamba2, naju, but are gla"),
         ({"widths": (32,)}, "widths must be different ones of 64, 128, 256, 512, but are 32"),
-        ({"mixers": ("attention",), "widths": (512,)}, "leave no cell that the table has"),
+        ({"mixers": ("mamba2",), "quick": True, "states": (64,)}, "leave no model that the table has"),
         ({"epochs": 0}, "epochs must be a positive integer, but is 0"),
         ({"rates": (1e-3, 0.001)}, "rates must differ in six digits, but are 0.001, 0.001"),
     ],
@@ -90,6 +90,12 @@ def test_what_departs_from_the_protocol_shows_in_the_name():
 def test_a_choice_that_the_table_does_not_have_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         cells(**options)
+
+
+def test_widths_that_the_paper_leaves_out_can_be_asked_for():
+    asked, usual = ([run.model.d_model for run in cells(mixers=("attention",), widths=w)] for w in ((512,), ()))
+    assert set(asked) == {512}
+    assert 512 not in usual
 
 
 @pytest.mark.parametrize("contender", PAPER, ids=lambda contender: contender.label)

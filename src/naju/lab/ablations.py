@@ -63,6 +63,8 @@ class Sweep:
     """Numbers and ranges, such as 1-3 5; without any: 1-5, or 1 for the quick grid."""
     tasks: tuple[str, ...] = TASKS
     """T4, T2 or both, in the order in which they are filled; without any: both."""
+    states: tuple[int, ...] = ()
+    """Only rows with one of these sizes of the state, such as 64; without any: all."""
     quick: bool = False
     """The narrow rows at a quarter of the width, with the small tasks of the quick diagnostics: minutes on a CPU."""
     grid: GridOptions = field(default_factory=GridOptions)
@@ -82,6 +84,8 @@ class Sweep:
         protocol = QUICK if self.quick else FULL
         seeds = parse_seeds(self.seeds or (("1",) if self.quick else ("1-5",)))
         device, rows = self.grid.chosen_device(), self.rows(protocol)
+        check_names("states", self.states, dict.fromkeys(row.d_state for row in rows))
+        rows = tuple(row for row in rows if not self.states or row.d_state in self.states)
         return [row.run(protocol, task, seed, device) for seed in seeds for task in tasks for row in rows]
 
 

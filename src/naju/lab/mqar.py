@@ -99,7 +99,7 @@ class Mqar:
     mixers: tuple[str, ...] = ()
     """Some of attention, mlstm, mamba, mamba2, naju; without any: all."""
     widths: tuple[int, ...] = ()
-    """Some of 64, 128, 256, 512; without any: all that the paper has for a model."""
+    """Some of 64, 128, 256, 512 for every model; without any: all that the paper has for each."""
     states: tuple[int, ...] = ()
     """16, 64 or both, of the models that have a choice; without any: both."""
     reparam: Literal["without", "with", "both"] = "both"
@@ -134,10 +134,10 @@ class Mqar:
         widths, rates = self.widths or scale.widths, self.rates or scale.rates
         check_names("widths", widths, scale.widths)
         chosen = [(contender, width) for contender in self._contenders(scale) for width in widths]
-        if not self.quick:
+        if not self.quick and not self.widths:
             chosen = [cell for cell in chosen if paper_number(*cell) is not None]
         if not chosen:
-            raise ValueError("mixers, widths, states and reparam leave no cell that the table has")
+            raise ValueError("mixers, states and reparam leave no model that the table has")
         tried = [(contender, width, rate) for rate in rates for contender, width in chosen]
         tried.sort(key=lambda one: (_group(one[0], one[1]), rates.index(one[2]), _rank(one[0])))
         return [self._cell(scale, *one, seed) for seed in parse_seeds(self.seeds) for one in tried]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.rows import RESULTS
 from naju.bench.training import TrainingBench, run_training_bench
@@ -106,6 +108,8 @@ LARGEST = 1e15  # of any time, speed or size that a file may claim
 
 def run_throughput(options: Throughput) -> None:
     """Measure, then print every table of the paper about speed with ours beside it."""
+    if not (options.quick or options.show or torch.cuda.is_available()):
+        raise ValueError("the paper's sizes need a GPU, and torch has none: try --quick, or --show what is there")
     if options.quick:
         _measure_quickly(options.rows)
     elif not options.show:
