@@ -111,6 +111,8 @@ def test_costs_are_ratios_beside_the_papers(tmp_path):
     assert row(page, "wikitext-efficiency-1", "transformer-flash d256 eager")[0].startswith("250 (0.31) paper 412")
     assert row(page, "wikitext-efficiency-1", "naju d256 compiled")[0].startswith("250")
     assert "ours: a GPU" in page
+    naju["config"]["micro_tokens"] = 32_768
+    assert "8,192 in the paper and of 32,768 here" in pages(tmp_path / "other", naju)["wikitext-efficiency"]
     assert cost_tables([])[0].machines == ()
 
 

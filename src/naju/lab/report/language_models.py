@@ -159,13 +159,15 @@ def _cost_page(reading: Reading) -> Page:
     tables = cost_tables(results)
     machines = sorted({machine for table in tables for machine in table.machines})
     texts = sorted({result["task"] for result in results})
+    sizes = {size for result in results if isinstance(size := result["config"].get("micro_tokens"), int)}
+    told_sizes = " and ".join(f"{size:,}" for size in sorted(sizes)) or "none yet"
     notes = (
         f"The paper's machine is one RTX 5090; ours: {', '.join(machines) or 'nothing measured yet'}. In brackets "
         f"are ratios to {RIVAL}'s, which compare; tokens a second do not.",
-        f"Read: {', '.join(texts) or 'nothing yet'}. Micro-batches of {FULL.micro_tokens:,} tokens and "
-        f"{FULL.tokens_per_update // FULL.micro_tokens} of them an update, as in the paper; {FULL.timed} updates timed "
-        f"after {FULL.warm} others. Logits are made and forgotten in pieces here, which takes less memory, and "
-        "torch.compile has its default mode, where the paper's was max-autotune.",
+        f"Read: {', '.join(texts) or 'nothing yet'}. Updates of {FULL.tokens_per_update:,} tokens in micro-batches of "
+        f"{FULL.micro_tokens:,} in the paper and of {told_sizes} here; {FULL.timed} updates timed after {FULL.warm} "
+        "others. Logits are made and forgotten in pieces here, which takes less memory, and torch.compile has its "
+        "default mode, where the paper's was max-autotune.",
     )
     made = tuple(map(speed_table_of, tables))
     standing = f"{len(results)} timed runs"
