@@ -42,6 +42,7 @@ def test_blocks_of_torch_operations_are_compiled_and_others_not(bidirectional):
 def test_a_compiled_step_is_the_plain_one(mixer, outside, monkeypatch):
     """As one graph for both layers, or, where there are public kernels, cut around their scans."""
     monkeypatch.setattr(compiled, "scans_outside", lambda: outside)
+    monkeypatch.setattr("naju.layers.matrix_scan.suits_public_kernels", lambda *scan: True)
     settings, losses = config(steps=3, sequences=64), []
     for compiles in (False, True):
         learner, data = Learner(classifier(mixer, mixer), settings), FixedSet(TokenBeforeLast(), settings, "cpu")
@@ -53,6 +54,16 @@ def test_a_compiled_step_is_the_plain_one(mixer, outside, monkeypatch):
         assert graphs > 1 if compiles and outside and mixer != "hgrn" else graphs == compiles
     torch.testing.assert_close(*losses)
     assert all(block._compiled_call_impl is None for block in learner.model.backbone.blocks)
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_a_scan_that_no_public_kernel_takes_is_not_cut_out(monkeypatch):
+    """In float32 they would run torch's operations, and these are worth compiling."""
+    monkeypatch.setattr(compiled, "scans_outside", lambda: [matrix_scan])
+    model, before = classifier("mamba2"), torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with compiled_blocks(model):
+        model(torch.zeros(2, 9, dtype=torch.int64))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 1
 
 
 def test_what_cannot_be_compiled_is_recorded_as_it_is(monkeypatch):

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from naju.layers.cuts import outside
 from naju.layers.head_scan import head_scan, head_scan_refuses
 from naju.layers.layout import Layout, PaddedLayout
-from naju.layers.public_kernels import public_kernel
+from naju.layers.public_kernels import public_kernel, suits_public_kernels
 from naju.scan.dispatch import state_dtype
 from naju.scan.frame import without_autocast
 
@@ -67,7 +67,7 @@ def matrix_scan(
     if head_scan_refuses(q, v, log_decay, bonus, cu_seqlens) is None:
         return head_scan(q, k, v, log_decay, state)
     cut_out = outside("matrix_scan")
-    if cut_out is not None:
+    if cut_out is not None and suits_public_kernels(q, k, v, cu_seqlens):
         return cut_out(q, k, v, log_decay, state, bonus=bonus, cu_seqlens=cu_seqlens)  # type: ignore[no-any-return]
     dtype = state_dtype(v.dtype)
     with without_autocast(v.device):

@@ -31,9 +31,7 @@ def public_kernel(
     heads, graphs being compiled, transforms that only see through ordinary operations, and gradients that are known to
     come out wrong.
     """
-    half = all(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in (q, k, v))
-    wide = min(k.shape[-1], v.shape[-1]) >= SMALLEST_HEAD
-    if v.device.type != "cuda" or not half or not wide or v.shape[1] == 1 or cu_seqlens is not None:
+    if not suits_public_kernels(q, k, v, cu_seqlens):
         return None
     if torch.compiler.is_compiling() or other_transform((q, k, v, log_decay)) is not None:
         return None
@@ -42,6 +40,12 @@ def public_kernel(
         return None
     kernel = _load("chunk_rwkv6" if bonus is not None else "chunk_simple_gla" if per_head else "chunk_gla")
     return None if kernel is None else partial(_run, kernel)
+
+
+def suits_public_kernels(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> bool:
+    half = all(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in (q, k, v))
+    wide = min(k.shape[-1], v.shape[-1]) >= SMALLEST_HEAD
+    return v.device.type == "cuda" and half and wide and v.shape[1] > 1 and cu_seqlens is None
 
 
 @cache
