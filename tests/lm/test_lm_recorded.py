@@ -44,12 +44,12 @@ def test_batches_are_copied_to_where_the_update_reads(data, tmp_path, way, monke
     assert notes == []
 
 
-@pytest.mark.parametrize("asked", [None, False, True])
+@pytest.mark.parametrize("asked", ["auto", "off", "on"])
 def test_updates_are_recorded_by_default_where_they_can_be(data, asked):
     on_a_gpu, resets = with_graph(run(data), asked), with_graph(run(data, documents="reset"), asked)
     gpu = Place(torch.device("cuda"))
-    assert records(on_a_gpu, gpu) is (asked is not False)
-    if asked:
+    assert records(on_a_gpu, gpu) is (asked != "off")
+    if asked == "on":
         with pytest.raises(ValueError, match="cuda_graph must be off but for one process on a GPU, but the device is"):
             check_run(on_a_gpu, PLACE)
         with pytest.raises(ValueError, match="cuda_graph must be off with documents 'reset'"):
@@ -71,7 +71,7 @@ def test_replays_are_the_updates(data, tmp_path, mixer, way, compiled):
     way = {**way, "execution": {**way.get("execution", {}), "device": "cuda", "compile": compiled}}
     settings, notes = run(data, mixer=mixer, options=options, d_model=32, **way), []
     place = Place(torch.device("cuda", 0))
-    want = losses(with_graph(settings, False), tmp_path / "plain", place, notes)
+    want = losses(with_graph(settings, "off"), tmp_path / "plain", place, notes)
     got = losses(settings, tmp_path / "recorded", place, notes)
     assert notes == []
     assert got == pytest.approx(want, rel=1e-2)

@@ -52,8 +52,8 @@ class LanguageGrid:
     """Numbers and ranges, such as 1-3 5; without any: the paper's."""
     compile: bool = False
     """torch.compile of every block."""
-    cuda_graph: bool | None = None
-    """Record every update as one CUDA graph; by default on a GPU."""
+    cuda_graph: Literal["auto", "on", "off"] = "auto"
+    """Record every update as one CUDA graph; auto is on with a GPU, but for timed runs."""
     micro_tokens: int = FULL.tokens_per_update
     """Most tokens that are read at once; gradients of several such micro-batches add up to an update."""
     grid: GridOptions = field(default_factory=GridOptions)
@@ -246,6 +246,6 @@ class WikitextEfficiency(LanguageGrid):
         """With a first line of metrics after the share of warm updates; everything after it is timed."""
         warm = max(1, cell.steps * FULL.warm // (FULL.warm + FULL.timed))
         compiled = self.compile or mode == "compiled"
-        graph = self.cuda_graph or mode == "graph"
+        graph: Literal["on", "off"] = "on" if self.cuda_graph == "on" or mode == "graph" else "off"
         execution = replace(cell.language.execution, log_every=warm, compile=compiled, cuda_graph=graph)
         return replace(cell, language=replace(cell.language, execution=execution))

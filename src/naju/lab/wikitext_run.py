@@ -70,7 +70,7 @@ class WikitextRun:
         marks = [f"d{self.language.model.d_model}", f"l{protocol.length}", f"lr{protocol.lr:g}"]
         marks += ["pilot"] if self.part == PILOT else []
         if self.part == SPEED:
-            ways = {"compiled": execution.compile, "graph": execution.cuda_graph}
+            ways = {"compiled": execution.compile, "graph": execution.cuda_graph == "on"}
             marks += ["timed", *(way for way, taken in ways.items() if taken)]
         return "-".join([*marks, millions(protocol.tokens)])
 
@@ -93,7 +93,7 @@ class WikitextRun:
         if self.part == SPEED:
             execution = self.language.execution
             found |= {"compile": execution.compile, "micro_tokens": execution.micro_tokens, "attention": self.attention}
-            found |= {"cuda_graph": True} if execution.cuda_graph else {}
+            found |= {"cuda_graph": True} if execution.cuda_graph == "on" else {}
         return found
 
     def kernels(self) -> AbstractContextManager[None]:

@@ -116,8 +116,8 @@ class Execution:
     """most tokens a process reads at once; gradients of several such micro-batches add up to an update"""
     compile: bool = False
     """torch.compile of every block"""
-    cuda_graph: bool | None = None
-    """record an update as one CUDA graph, so that launching its kernels takes no time; by default on one GPU, unless
+    cuda_graph: Literal["auto", "on", "off"] = "auto"
+    """record an update as one CUDA graph, so that launching its kernels takes no time; auto is on with one GPU, unless
     documents reset the state"""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """fsdp shards weights, gradients and optimizer, and saves sharded checkpoints, also with one process"""

@@ -20,9 +20,10 @@ def records(run: LanguageRun, place: Place) -> bool:
         reason = f"but for one process on a GPU, but the device is {place.device}"
     elif run.protocol.documents == "reset":
         reason = "with documents 'reset', which cuts every update elsewhere"
-    if run.execution.cuda_graph and reason is not None:
+    asked = run.execution.cuda_graph
+    if asked == "on" and reason is not None:
         raise ValueError(f"cuda_graph must be off {reason}")
-    return reason is None if run.execution.cuda_graph is None else run.execution.cuda_graph
+    return reason is None if asked == "auto" else asked == "on"
 
 
 class RecordedUpdates:
