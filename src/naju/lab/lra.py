@@ -29,8 +29,8 @@ CHOICES = (
     "What the paper leaves open is so here: N = 64 in Naju as in Mamba and Mamba-2; features are averaged over real "
     "positions, the two directions of a layer added; a block has no MLP; after the warm-up the learning rate follows a "
     "cosine to 0, weight decay is 1e-4, and gradients are clipped at 1.0, as in the diagnostic suite; every tenth "
-    f"training review of Text is held out for validation; {VALIDATED:,} examples are validated on, all after the last "
-    "step; the weights that are examined are the last ones; a GPU computes in bfloat16."
+    f"training review of Text is held out for validation, which takes {VALIDATED:,} examples on the way and all at the "
+    "end; the weights that are examined are the last ones; a GPU computes in bfloat16."
 )
 # To see everything run without any download; nothing is learned from so little.
 QUICK_TASKS, QUICK_SIZES = ("listops", "pathfinder"), Sizes(320, 32, 64)
