@@ -13,6 +13,7 @@ from naju.lab.runs import RunFolder
 from naju.training.metrics import read_metrics
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are forked")
+resource = pytest.importorskip("resource")
 NOBODY = 65534
 
 
@@ -69,8 +70,6 @@ def test_a_full_disk_stops_a_run_and_more_room_lets_it_go_on(small_disk, tmp_pat
 
 def limit_files():
     """As a quota would, to less than a checkpoint."""
-    import resource
-
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 
@@ -85,9 +84,10 @@ def test_a_file_that_may_not_be_that_large_stops_a_run_until_it_may(tmp_path, wh
 
 
 def be_nobody():
-    """A superuser may write everywhere. What a run imports late is imported now, for Python may be in their home."""
-    import torch._dynamo  # noqa: F401
-
+    """A superuser may write everywhere. What a run imports late is imported now by another, for Python may be in a
+    folder that is closed to others."""
+    with tempfile.TemporaryDirectory() as place:
+        run_cell(Path(place) / "run")
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -96,8 +96,8 @@ def be_nobody():
 
 def begin_and_close(folder):
     """The beginning of a run, in a folder that nobody may change any more."""
-    limit_files()
     be_nobody()
+    limit_files()
     try:
         run_cell(folder)
     except OSError:

@@ -6,6 +6,7 @@ A folder holds `config.json` (all that determines the run), `metrics.jsonl`, `ch
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -183,12 +184,16 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Of everything whose arithmetic a run may have used."""
     found = {"naju": naju.__version__, "python": platform.python_version(), "torch": str(torch.__version__)}
-    for name in ("triton", "fla-core", "mamba_ssm", "causal_conv1d", "mlstm_kernels"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    packages = {name: _version(name) for name in ("triton", "fla-core", "mamba_ssm", "causal_conv1d", "mlstm_kernels")}
+    return found | {name: number for name, number in packages.items() if number is not None}
+
+
+@functools.cache  # what is installed later, this process does not use
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
