@@ -98,6 +98,8 @@ def test_timed_runs_measure_what_the_papers_did():
     assert len(WikitextEfficiency(grid=on_cpu()).cells_on(WHOLE)) == 3 * 2 * 8
     cells = WikitextEfficiency(grid=on_cpu(), modes=("eager", "compiled", "graph")).cells_on(WHOLE)
     assert len({cell.name for cell in cells}) == len(cells) == 3 * 3 * 8
+    larger = WikitextEfficiency(grid=on_cpu(), micro_tokens=32_768).cells_on(WHOLE)
+    assert {cell.name for cell in larger}.isdisjoint(cell.name for cell in cells)
     for cell in cells:
         execution = cell.language.execution
         assert (execution.micro_tokens, execution.log_every, cell.steps) == (8192, 13, 63)

@@ -114,6 +114,11 @@ def test_costs_are_ratios_beside_the_papers(tmp_path):
     naju["config"]["micro_tokens"] = 32_768
     assert "8,192 in the paper and of 32,768 here" in pages(tmp_path / "other", naju)["wikitext-efficiency"]
     assert cost_tables([])[0].machines == ()
+    smaller = language(**timed, micro_tokens=8192) | {"tokens_per_second": 300_000.0}
+    both = pages(tmp_path / "both", naju, smaller)["wikitext-efficiency"]
+    for table, size, speed in (("-1", "8,192", "300"), ("-3", "32,768", "400")):
+        assert f"thousand tokens/s, micro-batches of {size} tokens" in both
+        assert row(both, f"wikitext-efficiency{table}", "naju d256 eager")[0].startswith(speed)
 
 
 def test_without_results_the_papers_numbers_are_there():

@@ -71,7 +71,7 @@ class WikitextRun:
         marks += ["pilot"] if self.part == PILOT else []
         if self.part == SPEED:
             ways = {"compiled": execution.compile, "graph": execution.cuda_graph == "on"}
-            marks += ["timed", *(way for way, taken in ways.items() if taken)]
+            marks += ["timed", *(way for way, taken in ways.items() if taken), f"m{execution.micro_tokens}"]
         return "-".join([*marks, millions(protocol.tokens)])
 
     @property

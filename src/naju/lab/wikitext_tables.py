@@ -222,8 +222,22 @@ def _told_loss(loss: float | None) -> str:
 
 
 def cost_tables(results: Iterable[Result]) -> list[SpeedTable]:
-    """Throughput and memory of the timed runs, as `naju reproduce throughput` shows its own."""
-    return training_tables([_speed_row(result) for result in results if "diverged" not in result])
+    """Throughput and memory of the timed runs, by micro-batch, as `naju reproduce throughput` shows its own."""
+    by_size: dict[int, list[dict[str, Any]]] = {}
+    for result in results:
+        if "diverged" not in result:
+            by_size.setdefault(micro_batch(result), []).append(_speed_row(result))
+    return [
+        table._replace(title=f"{table.title}, micro-batches of {size:,} tokens") if size else table
+        for size, rows in (sorted(by_size.items()) or [(0, [])])
+        for table in training_tables(rows)
+    ]
+
+
+def micro_batch(result: Result) -> int:
+    """Its tokens; 0 where a file does not tell."""
+    size = result["config"].get("micro_tokens")
+    return size if isinstance(size, int) else 0
 
 
 def _speed_row(result: Result) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from naju.lab.wikitext_tables import (
     PilotRow,
     PilotTable,
     cost_tables,
+    micro_batch,
     perplexity_tables,
     pilot_tables,
     shape_of,
@@ -159,8 +160,8 @@ def _cost_page(reading: Reading) -> Page:
     tables = cost_tables(results)
     machines = sorted({machine for table in tables for machine in table.machines})
     texts = sorted({result["task"] for result in results})
-    sizes = {size for result in results if isinstance(size := result["config"].get("micro_tokens"), int)}
-    told_sizes = " and ".join(f"{size:,}" for size in sorted(sizes)) or "none yet"
+    sizes = sorted({size for result in results if (size := micro_batch(result))})
+    told_sizes = " and ".join(f"{size:,}" for size in sizes) or "none yet"
     notes = (
         f"The paper's machine is one RTX 5090; ours: {', '.join(machines) or 'nothing measured yet'}. In brackets "
         f"are ratios to {RIVAL}'s, which compare; tokens a second do not.",
