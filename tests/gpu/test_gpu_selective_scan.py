@@ -1,4 +1,4 @@
-"""mamba_ssm's kernel and the torch path give the same scan, the same gradients and the same mixer."""
+"""mamba_ssm's kernel, Naju's and the torch path give the same scan, the same gradients and the same mixer."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ def draw(length, channels, states):
 
 
 @pytest.mark.parametrize(("length", "channels", "states"), [(1, 32, 16), (100, 48, 4), (2048, 256, 16), (700, 64, 64)])
-def test_the_kernel_equals_the_torch_path(length, channels, states):
+def test_the_kernels_equal_the_torch_path(length, channels, states):
     arguments = draw(length, channels, states)
     dy = torch.randn(2, length, channels, device="cuda")
     results = []
-    for backend in ("mamba_ssm", "torch"):
+    for backend in ("mamba_ssm", "triton", "torch"):
         y, x = diagonal_scan(*arguments, backend=backend)
         results.append((y.detach(), x.detach(), *torch.autograd.grad(y, arguments, dy)))
-    for mine, theirs in zip(*results, strict=True):
-        if theirs.any():
-            assert relative_rms(mine, theirs) <= TOLERANCE
+    for theirs, ours, want in zip(*results, strict=True):
+        if want.any():
+            assert relative_rms(theirs, want) <= TOLERANCE
+            assert relative_rms(ours, want) <= TOLERANCE
         else:  # of one token the decay has no gradient
-            assert not mine.any()
+            assert not theirs.any()
+            assert not ours.any()
 
 
 def test_auto_takes_the_kernel_and_leaves_it_where_it_cannot_run():

@@ -135,8 +135,8 @@ def test_states_of_more_than_a_chunk_never_exist():
     length = 8 * CHUNK
     *drive, x = (tensor.detach() for tensor in draw(length, torch.float32, batch=1, channels=16, states=16))
     with Largest() as largest:
-        y, x, entering = diagonal._forward(*drive, x)
-        diagonal._backward(y, x, entering, *drive)
+        y, x, entering = diagonal._forward(*drive, x, False)
+        diagonal._backward(y, x, entering, *drive, False)
     assert largest.elements == CHUNK * 16 * 16
 
 
@@ -156,7 +156,8 @@ def test_what_waits_for_the_backward_is_a_fraction_of_the_states():
 
 def test_a_backend_that_cannot_run_says_why():
     *drive, _ = draw(3)
-    with pytest.raises(ValueError, match=r"'mamba_ssm' cannot run this: h is on cpu.*use backend='torch'"):
-        diagonal_scan(*drive, backend="mamba_ssm")
+    for backend in ("mamba_ssm", "triton"):
+        with pytest.raises(ValueError, match=rf"'{backend}' cannot run this: h is on cpu.*use backend='torch'"):
+            diagonal_scan(*drive, backend=backend)
     with pytest.raises(ValueError, match="unknown diagonal scan backend 'fast'"):
         diagonal_scan(*drive, backend="fast")

@@ -8,7 +8,7 @@ enters each, and computes a chunk's states again when its gradients are asked fo
 
     dx_t = dy_t C_t^T + exp(dt_{t+1} A) * dx_{t+1}        d(dt_t A) = dx_t * exp(dt_t A) * x_{t-1}
 
-Dispatch to mamba_ssm's kernel is here too.
+On a GPU Naju's own kernels (diagonal_kernels.py) do the same. Dispatch to them and to mamba_ssm's is here too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,10 +26,12 @@ from naju.layers.cuts import outside
 from naju.scan.associative import prefixes
 from naju.scan.dispatch import other_transform, state_dtype
 from naju.scan.frame import one_by_one, without_autocast
+from naju.scan.on_gpu import gpu_refuses, triton_missing_here
 from naju.scan.operator import refusing_tangents
 
 CHUNK = 64
-BACKENDS = ("auto", "mamba_ssm", "torch")
+KERNEL_CHUNK = 16
+BACKENDS = ("auto", "mamba_ssm", "triton", "torch")
 
 
 def diagonal_scan(
@@ -45,20 +48,22 @@ def diagonal_scan(
     """y (b, l, d) and the final state (rows, d, n), both in float32 or better.
 
     h, dt: (b, l, d) with dt >= 0; A: (d, n), negative; B, C: (b, l, n). Every tensor is differentiable, states
-    included, except that mamba_ssm's kernel has no gradient for the final state and says so when asked.
+    included, except that mamba_ssm's kernel has no gradient for the final state and says so when asked. "auto" is the
+    first of the backends that can run this.
     """
     cut_out = outside("diagonal_scan")
     if cut_out is not None:
         return cut_out(h, dt, A, B, C, initial_state=initial_state, cu_seqlens=cu_seqlens, backend=backend)  # type: ignore[no-any-return]
     dtype = state_dtype(h.dtype)
     h, dt, A, B, C = (tensor.to(dtype) for tensor in (h, dt, A, B, C))
-    if _takes_kernel(check_backend(backend), _reason_against_kernel(h, initial_state, cu_seqlens)):
-        return _by_kernel(h, dt, A, B, C)
+    if _takes("mamba_ssm", check_backend(backend), _reason_against_mamba_ssm(h, initial_state, cu_seqlens)):
+        return _by_mamba_ssm(h, dt, A, B, C)
+    by_kernels = _takes("triton", backend, _reason_against_triton(h, A))
     rows = h.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
     x = h.new_zeros(rows, *A.shape) if initial_state is None else initial_state
     boundaries = None if cu_seqlens is None else cu_seqlens.tolist()
     with without_autocast(h.device):
-        return one_by_one(_one_sequence(A))(h, dt, B, C, x, boundaries)
+        return one_by_one(_one_sequence(A, by_kernels))(h, dt, B, C, x, boundaries)
 
 
 def diagonal_step(x: Tensor, h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,13 +77,13 @@ def diagonal_step(x: Tensor, h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Ten
 Core = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _one_sequence(A: Tensor) -> Core:
+def _one_sequence(A: Tensor, by_kernels: bool) -> Core:
     """The scan of one sequence by the operator, or, where a transform could not see through it, by plain operations."""
 
     def core(h: Tensor, dt: Tensor, B: Tensor, C: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         if other_transform((h, dt, A, B, C, x)) is not None:
             return _by_prefixes(h, dt, A, B, C, x)
-        y, x, _ = _operator(h, dt, A, B, C, x)
+        y, x, _ = _operator(h, dt, A, B, C, x, by_kernels)
         return y, x
 
     return core
@@ -92,8 +97,12 @@ def _by_prefixes(h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, x: Tens
     return (states @ C.unsqueeze(-1)).squeeze(-1), states[:, -1]
 
 
-def _forward(h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(
+    h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, x: Tensor, by_kernels: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """y, the final state, and the state that enters each chunk, (b, chunks, d, n)."""
+    if by_kernels:
+        return _kernels().forward(h, dt, A, B, C, x, KERNEL_CHUNK)  # type: ignore[no-any-return]
     readings, entering = [], []
     with without_autocast(h.device):
         for h_c, dt_c, B_c, C_c in _chunks(h, dt, B, C):
@@ -105,9 +114,11 @@ def _forward(h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, x: Tensor) 
 
 
 def _backward(
-    dy: Tensor, dx: Tensor, entering: Tensor, h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor
+    dy: Tensor, dx: Tensor, entering: Tensor, h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, by_kernels: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of h, dt, A, B, C and the initial state: the chunks again, last to first."""
+    if by_kernels:
+        return _kernels().backward(dy, dx, entering, h, dt, A, B, C, KERNEL_CHUNK)  # type: ignore[no-any-return]
     parts, dA = [], torch.zeros_like(A)
     with without_autocast(h.device):
         for x, chunk in zip(reversed(entering.unbind(1)), reversed(_chunks(h, dt, B, C, dy)), strict=True):
@@ -158,26 +169,32 @@ _operator_backward = torch.library.custom_op(
 
 
 @_operator.register_fake
-def _(h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch, length, _ = h.shape
-    return h.new_empty(h.shape), x.new_empty(x.shape), x.new_empty(batch, -(-length // CHUNK), *A.shape)
+def _(
+    h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, x: Tensor, by_kernels: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    (batch, length, _), chunk = h.shape, KERNEL_CHUNK if by_kernels else CHUNK
+    return h.new_empty(h.shape), x.new_empty(x.shape), x.new_empty(batch, -(-length // chunk), *A.shape)
 
 
 @_operator_backward.register_fake
-def _(dy: Tensor, dx: Tensor, entering: Tensor, *drive: Tensor) -> tuple[Tensor, ...]:
+def _(
+    dy: Tensor, dx: Tensor, entering: Tensor, h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, by_kernels: bool
+) -> tuple[Tensor, ...]:
+    drive = (h, dt, A, B, C)
     return *(tensor.new_empty(tensor.shape) for tensor in drive), dx.new_empty(dx.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
+    ctx.by_kernels = inputs[6]
     ctx.save_for_backward(output[2], *inputs[:5])
 
 
-def _differentiate(ctx: Any, dy: Tensor | None, dx: Tensor | None, _: Tensor | None) -> tuple[Tensor, ...]:
+def _differentiate(ctx: Any, dy: Tensor | None, dx: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     entering, h, *rest = ctx.saved_tensors
     dy = torch.zeros_like(h) if dy is None else dy
     dx = torch.zeros_like(entering[:, 0]) if dx is None else dx
-    return _operator_backward(dy, dx, entering, h, *rest)  # type: ignore[no-any-return]
+    return *_operator_backward(dy, dx, entering, h, *rest, ctx.by_kernels), None
 
 
 _operator.register_autograd(_differentiate, setup_context=_save)
@@ -189,13 +206,21 @@ def check_backend(backend: str) -> str:
     return backend
 
 
-def _takes_kernel(backend: str, reason: str | None) -> bool:
-    if backend == "mamba_ssm" and reason is not None:
-        raise ValueError(f"diagonal scan backend 'mamba_ssm' cannot run this: {reason}; use backend='torch'")
-    return backend != "torch" and reason is None
+def _takes(kernel: str, backend: str, reason: str | None) -> bool:
+    if backend == kernel and reason is not None:
+        raise ValueError(f"diagonal scan backend {kernel!r} cannot run this: {reason}; use backend='torch'")
+    return backend in ("auto", kernel) and reason is None
 
 
-def _reason_against_kernel(h: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> str | None:
+def _reason_against_triton(h: Tensor, A: Tensor) -> str | None:
+    return gpu_refuses(h, A.shape[1], ()) or triton_missing_here()
+
+
+def _kernels() -> ModuleType:
+    return importlib.import_module("naju.layers.diagonal_kernels")
+
+
+def _reason_against_mamba_ssm(h: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> str | None:
     """None where mamba_ssm's kernel can run this, else why not."""
     if h.device.type != "cuda":
         return f"h is on {h.device}, not on an NVIDIA GPU"
@@ -218,7 +243,7 @@ def _selective_scan() -> Callable[..., tuple[Tensor, Tensor]] | None:
         return None
 
 
-def _by_kernel(h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
+def _by_mamba_ssm(h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
     kernel = _selective_scan()
     assert kernel is not None
     h, dt, B, C = (tensor.transpose(1, 2).contiguous() for tensor in (h, dt, B, C))
