@@ -70,7 +70,7 @@ def test_the_layer_starts_as_theirs_does():
     [
         ({"dt_rank": 0}, "dt_rank 0 give no layer: every size must be at least 1"),
         ({"d_state": 0}, "d_state 0"),
-        ({"backend": "fast"}, "unknown diagonal scan backend 'fast'; expected one of auto, mamba_ssm, torch"),
+        ({"backend": "fast"}, "unknown diagonal scan backend 'fast'; expected one of auto, mamba_ssm, triton, torch"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
