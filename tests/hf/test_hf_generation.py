@@ -173,3 +173,18 @@ def test_foreign_caches_and_embeddings_are_refused():
         model(inputs_embeds=torch.zeros(1, 3, 16))
     with pytest.raises(ValueError, match="attention_mask must have shape"):
         model(tokens, torch.ones(1, 1, 3, 3))
+
+
+@pytest.mark.parametrize("of_the_mixer", [False, True])
+def test_hooks_see_every_token_that_is_decoded(of_the_mixer):
+    model, calls = wrapped_model(), []
+    block = model.model.backbone.blocks[0]
+    (block.mixer if of_the_mixer else block).register_forward_hook(lambda *_: calls.append(1))
+    model.generate(sentences(1, 4), max_new_tokens=5, do_sample=False)
+    assert len(calls) == 5
+
+
+def test_a_prompt_is_read_in_pieces_where_that_is_asked_for():
+    model, prompt = wrapped_model(), sentences(1, 8)
+    options = {"max_new_tokens": 3, "do_sample": False}
+    assert torch.equal(model.generate(prompt, prefill_chunk_size=3, **options), model.generate(prompt, **options))

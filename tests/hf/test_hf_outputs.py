@@ -95,3 +95,28 @@ def test_a_classifiers_losses():
     assert torch.equal(model(tokens, labels=classes).loss, F.cross_entropy(logits, classes))
     model.config.problem_type = "regression"
     assert torch.equal(model(tokens, labels=values).loss, F.mse_loss(logits, values))
+
+
+def test_positions_that_begin_anew_keep_packed_sequences_apart():
+    model, first, second = wrapped_model(), sentences(1, 5), sentences(1, 4, seed=2)
+    positions = torch.cat([torch.arange(5), torch.arange(4)]).unsqueeze(0)
+    packed = model(torch.cat([first, second], dim=1), position_ids=positions)
+    apart = torch.cat([model(tokens).logits for tokens in (first, second)], dim=1)
+    assert difference(packed.logits, apart) <= EXACT
+    assert packed.past_key_values is None
+    usual = model(first, position_ids=torch.arange(5).unsqueeze(0))
+    assert torch.equal(usual.logits, model(first).logits)
+    assert usual.past_key_values is not None
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (5, 9), (2, 12), (9,)])
+def test_a_mask_of_another_shape_is_refused_even_if_all_of_it_is_real(shape):
+    with pytest.raises(ValueError, match=r"attention_mask must have shape \(2, 9\), but has"):
+        wrapped_model()(sentences(2, 9), attention_mask=torch.ones(shape, dtype=torch.long))
+
+
+def test_weights_that_are_elsewhere_are_missed_by_name():
+    model = wrapped_model()
+    model.model.backbone.blocks[1].to("meta")
+    with pytest.raises(ValueError, match="some blocks have no weights here: a model that is offloaded"):
+        model(sentences(1, 3))

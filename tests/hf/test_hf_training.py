@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hf_cases import STACKS, plain_model, sentences, wrapped_model
+from hf_cases import STACKS, plain_model, sentences, small_config, wrapped_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from memories import EXACT, difference
-from naju import LanguageModel
-from naju.hf import NajuForCausalLM
+from memories import EXACT, difference, unsettle
+from naju import Classifier, LanguageModel
+from naju.hf import NajuForCausalLM, NajuForSequenceClassification
 from naju.hf.modeling_naju import NajuBlock
 
 FLOAT32_LOSS = 1e-5  # transformers computes the loss in float32, whatever the model's precision
@@ -115,3 +115,36 @@ def test_lora_on_the_projections_is_a_low_rank_sum_with_them():
     model(input_ids=tokens, labels=tokens).loss.backward()
     assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == trained
     assert difference(model.merge_and_unload()(tokens).logits, want) <= EXACT
+
+
+def one_step(folder, gathered):
+    """The weights after one update by eight rows, in `gathered` batches."""
+    from transformers import Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    plain = Classifier(small_config(), 3)
+    unsettle(plain)
+    model = NajuForSequenceClassification.from_plain(plain)
+    tokens = sentences(8, 6)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=1,
+        per_device_train_batch_size=8 // gathered,
+        gradient_accumulation_steps=gathered,
+        learning_rate=1e-2,
+        optim="sgd",
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        dataloader_pin_memory=False,
+    )
+    rows = [{"input_ids": row, "labels": label % 3} for label, row in enumerate(tokens)]
+    Trainer(model=model, args=arguments, train_dataset=rows).train()
+    return model.score.weight.detach()
+
+
+def test_a_classifier_takes_the_same_step_from_one_batch_and_from_four_gathered_ones(tmp_path):
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+    assert difference(one_step(tmp_path / "four", 4), one_step(tmp_path / "one", 1)) <= 1e-5

@@ -85,3 +85,16 @@ def test_second_derivatives_are_right_or_refused(name, dtype):
     step = 1e-5 * direction.double()
     wanted = (true_gradient(name, u.detach() + step) - true_gradient(name, u.detach() - step)) / 2e-5
     assert difference(curvature.double(), wanted) <= 1e-5
+
+
+def test_second_derivatives_of_a_mixer_that_keeps_to_torch():
+    u = sequence(2, 5).float().requires_grad_()
+    plain, exact = small_mixer("naju", torch.float32, backend="chunked"), small_mixer("naju")
+
+    def second(mixer, u):
+        (first,) = torch.autograd.grad(energy(mixer)(u), u, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), u)[0]
+
+    assert difference(second(plain, u).double(), second(exact, u.detach().double().requires_grad_())) <= 1e-4
+    with pytest.raises(RuntimeError, match="cannot be differentiated; backend='chunked' can be"):
+        second(small_mixer("naju", torch.float32, backend="cpu_compiled"), u)

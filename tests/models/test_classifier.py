@@ -74,3 +74,18 @@ def test_gradients_reach_every_parameter(bidirectional):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.ne(0).any(), name
+
+
+def test_gradients_of_every_example_with_its_mask():
+    model = small_classifier(["naju"])
+    tokens, mask = sentences(3, 5), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 1, 1, 0, 1]])
+    parameters = dict(model.named_parameters())
+
+    def energy(parameters, tokens, mask):
+        return torch.func.functional_call(model, parameters, (tokens[None], mask[None])).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(energy), in_dims=(None, 0, 0))(parameters, tokens, mask)
+    for row in range(3):
+        alone = torch.autograd.grad(energy(parameters, tokens[row], mask[row]), list(parameters.values()))
+        for (name, got), want in zip(each.items(), alone, strict=True):
+            assert difference(got[row], want) <= 1e-9, name

@@ -6,6 +6,7 @@ import pytest
 import torch
 from model_cases import HYBRID, STACKS, VOCABULARY, sentences, small_model
 
+from naju.models import backbone
 from naju.models.sampling import next_token
 
 everywhere = pytest.mark.parametrize("layers", STACKS.values(), ids=STACKS)
@@ -216,3 +217,28 @@ def test_a_mask_of_another_length_is_refused_however_long_the_prompt(given, monk
     monkeypatch.setattr("naju.models.language_model.PREFILL_CHUNK", 5)
     with pytest.raises(ValueError, match=rf"attention_mask must have shape \(1, 5\), but has \(1, {given}\)"):
         small_model(["naju"]).generate(sentences(1, 5), 2, attention_mask=torch.ones(1, given))
+
+
+@pytest.mark.parametrize("pad", [-100, VOCABULARY])
+def test_a_pad_token_that_is_none_is_refused_before_anything_is_read(pad):
+    model = small_model(["naju"])
+    with pytest.raises(ValueError, match=rf"pad_token must lie in \[0, {VOCABULARY}\), but is {pad}"):
+        model.generate(sentences(1, 4), 3, eos_token=1, pad_token=pad)
+
+
+def test_a_prompt_that_is_empty_or_masked_otherwise_is_refused():
+    model = small_model(["naju"])
+    with pytest.raises(ValueError, match="not be empty"):
+        model.prefill(torch.zeros(1, 0, dtype=torch.long))
+    for mask, error in ((torch.ones(1, 7), ValueError), ([[1, 1, 1, 1]], TypeError)):
+        with pytest.raises(error, match="attention_mask must"):
+            model.prefill(sentences(1, 4), mask)
+
+
+def test_a_mask_of_a_long_text_must_be_as_long(monkeypatch):
+    monkeypatch.setattr(backbone, "PIECE", 4)
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match=r"attention_mask must have shape \(1, 9\), but has \(1, 12\)"),
+    ):
+        small_model(["naju"])(sentences(1, 9), attention_mask=torch.ones(1, 12))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from model_cases import HYBRID, sentences, small_model
@@ -9,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from memories import difference
+from naju.models import backbone
 from naju.scan import backends
 
 
@@ -94,3 +97,30 @@ def test_an_exported_step_is_the_step(layers):
         assert difference(got, want) <= 1e-6
     for name, tensor in want_state.tensors().items():
         assert difference(state.tensors()[name], tensor) <= 1e-6, name
+
+
+def test_dynamic_shapes_leave_one_graph():
+    model = small_model(["naju", "naju"], torch.float32)
+    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend="aot_eager")
+    for length in (7, 12):
+        assert_same_results(model, compiled, sentences(2, length))
+
+
+def test_an_exported_model_reads_more_than_a_piece():
+    model = small_model(["naju"], torch.float32).eval()
+    length = torch.export.Dim("length", min=4, max=100_000)
+    shapes = {"tokens": {1: length}, "state": None, "attention_mask": None, "cu_seqlens": None}
+    with torch.no_grad():
+        exported = torch.export.export(model, (sentences(1, 8), None, None, None), dynamic_shapes=shapes)
+        tokens = sentences(1, backbone.PIECE + 5)
+        assert difference(exported.module()(tokens, None, None, None)[0], model(tokens)[0]) <= 1e-5
+
+
+def test_projections_may_be_quantised():
+    model = small_model(["naju"], torch.float32).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of its quantisation
+        small = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    tokens = sentences(1, 9)
+    assert difference(small(tokens)[0], model(tokens)[0]) <= 0.1
+    assert small.generate(tokens, 3).shape == (1, 12)

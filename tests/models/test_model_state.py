@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import FrozenInstanceError
 
+import numpy as np
 import pytest
 import torch
 from model_cases import HYBRID, STACKS, sentences, small_model
@@ -113,3 +114,12 @@ def test_a_recurrent_model_keeps_as_much_after_ten_tokens_as_after_a_thousand():
         by_prefill.append(storage_bytes(model.prefill(tokens[:, :count])[1]))
     assert by_steps[0] == by_steps[1]
     assert by_prefill[0] == by_prefill[1]
+
+
+def test_a_sequence_is_picked_by_any_integer_and_by_nothing_else():
+    state = state_of(small_model(["naju"]))
+    assert_states_agree(state[np.int64(1)], state[1], 0.0)
+    assert state[np.int64(-1)].batch == 1
+    for wrong in (None, ..., (0, 1)):
+        with pytest.raises(TypeError, match="indexed by sequence alone"):
+            state[wrong]

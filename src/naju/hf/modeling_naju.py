@@ -88,12 +88,17 @@ class NajuModel(NajuPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         cu_seq_lens_q: Tensor | None = None,
+        position_ids: Tensor | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
         """`attention_mask` may cover the tokens behind `past_key_values` too; only its end is read. `cu_seq_lens_q`, as
-        collators that pack sequences call it, is `cu_seqlens` elsewhere here; nothing is kept of such a batch."""
+        collators that pack sequences call it, is `cu_seqlens` elsewhere here; nothing is kept of such a batch. Without
+        it, and without a mask, one row of `position_ids` that begins anew says as much; else they are not needed."""
         tokens, cache = _checked(input_ids, past_key_values, inputs_embeds)
-        mask = None if cu_seq_lens_q is not None else _mask_of(attention_mask, tokens.shape[1])
+        self._check_weights(tokens)
+        if cu_seq_lens_q is None and attention_mask is None and cache.state is None:
+            cu_seq_lens_q = _boundaries(position_ids, tokens)
+        mask = None if cu_seq_lens_q is not None else _mask_of(attention_mask, tokens, goes_on=cache.state is not None)
         records = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         with _outputs_of((self.backbone.embedding, *self.backbone.blocks) if records else ()) as outputs:
             features, state = self._read(tokens, cache.state, mask, cu_seq_lens_q, may_step=not records)
@@ -110,11 +115,26 @@ class NajuModel(NajuPreTrainedModel):
     def _read(
         self, tokens: Tensor, state: ModelState | None, mask: Tensor | None, cu_seqlens: Tensor | None, may_step: bool
     ) -> tuple[Any, ModelState]:
-        """Features (b, l, m) and the state after them. A step runs no block as a whole, so it cannot be recorded."""
+        """Features (b, l, m) and the state after them. A step calls no block as a whole: nothing could watch it."""
+        may_step = may_step and not self._is_watched()
         if may_step and tokens.shape[1] == 1 and state is not None and mask is None and cu_seqlens is None:
             feature, state = self.backbone.step(tokens.squeeze(1), state)
             return feature.unsqueeze(1), state
         return self.backbone(tokens, state, mask, cu_seqlens)  # type: ignore[no-any-return]
+
+    def _is_watched(self) -> bool:
+        """Whether somebody has hooks on the backbone, a block or a mixer."""
+        blocks = self.backbone.blocks
+        modules = (self.backbone, *blocks, *(block.mixer for block in blocks))
+        return any(module._forward_hooks or module._forward_pre_hooks for module in modules)  # type: ignore[union-attr]
+
+    def _check_weights(self, tokens: Tensor) -> None:
+        """Layers here read the weights of their parts, which offloading brings only to a module that is called."""
+        if not tokens.is_meta and any(next(block.parameters()).is_meta for block in self.backbone.blocks):
+            raise ValueError(
+                "some blocks have no weights here: a model that is offloaded to another memory or a disk cannot run; "
+                "load it without `device_map`, or with one that has devices only"
+            )
 
     def _keeps_cache(self, wanted: bool | None) -> bool:
         if self.config.bidirectional:
@@ -138,6 +158,12 @@ class NajuForCausalLM(NajuPreTrainedModel, GenerationMixin):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # `generate` would make a cache of keys and values; the first forward pass makes ours
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any) -> Any:
+        """Reading a prompt in pieces begins with a cache."""
+        if generation_config.prefill_chunk_size is not None and generation_config.use_cache is not False:
+            model_kwargs.setdefault("past_key_values", NajuCache())
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -184,6 +210,8 @@ class NajuForSequenceClassification(NajuPreTrainedModel):
 
     Padding is where `attention_mask` is 0 or, without one, where `pad_token_id` stands.
     """
+
+    accepts_loss_kwargs = False  # the loss is a mean over a batch, which Trainer then divides by the batches it gathers
 
     def __init__(self, config: NajuConfig) -> None:
         super().__init__(config)
@@ -260,14 +288,27 @@ def _checked(tokens: Tensor | None, cache: Any, embeddings: Any) -> tuple[Tensor
     return tokens, NajuCache() if cache is None else cache
 
 
-def _mask_of(attention_mask: Tensor | None, length: int) -> Tensor | None:
-    """The mask of the last `length` tokens; None where all are real, which spares the backbone to sort them."""
+def _mask_of(attention_mask: Tensor | None, tokens: Tensor, *, goes_on: bool) -> Tensor | None:
+    """The mask of these tokens; None where all are real, which spares the backbone to sort them."""
     if attention_mask is None:
         return None
-    if attention_mask.dim() != 2:
-        raise ValueError(f"attention_mask must have shape (batch, length), but has {tuple(attention_mask.shape)}")
+    batch, length = tokens.shape
+    shape = tuple(attention_mask.shape)
+    if len(shape) != 2 or shape[0] != batch or shape[1] < length or (shape[1] > length and not goes_on):
+        expected = f"{(batch, length)}{', or more for what was read before' * goes_on}"
+        raise ValueError(f"attention_mask must have shape {expected}, but has {shape}")
     mask = attention_mask[:, -length:]
     return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
+
+
+def _boundaries(position_ids: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """Where sequences that were packed into one row begin and end, by positions that begin anew."""
+    if position_ids is None or tokens.shape[0] != 1 or position_ids.shape != tokens.shape:
+        return None
+    begins = (position_ids[0, 1:] == 0).nonzero().squeeze(1) + 1
+    if len(begins) == 0:
+        return None
+    return torch.cat([begins.new_tensor([0]), begins, begins.new_tensor([tokens.shape[1]])])
 
 
 @contextmanager

@@ -34,16 +34,18 @@ def convolve(
     adds: Sequence[Tensor] = (),
     *,
     silu: bool = False,
+    plain: bool = False,
 ) -> list[Tensor]:
     """Several convolutions of one input: `act(sum_j weight[:, j] u_{t-width+1+j} + bias + add)`, in float32 or better.
 
     u (b, l, d); tail (rows, width - 1, d) is what came before; weights (d, width); biases (d,); adds (b, l, d), one for
-    each weight or none at all. The activation is for convolutions without them.
+    each weight or none at all. The activation is for convolutions without them. `plain`: by torch's operations alone,
+    which can be differentiated twice.
     """
     if silu and adds:
         raise ValueError("convolve takes either adds or silu=True, but was given both")
     tensors = (u, tail, *weights, *biases, *adds)
-    if _compiled_can(tensors, len(weights)):
+    if not plain and _compiled_can(tensors, len(weights)):
         stacked = torch.stack([weight.t() for weight in weights]), torch.stack(list(biases))
         return cpu_conv(u, tail, *stacked, list(adds), layout.cu_seqlens, silu)  # type: ignore[no-any-return]
     past = layout.past(u, tail)

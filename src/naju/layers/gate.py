@@ -75,8 +75,10 @@ class GateLogit(nn.Module):
         return self.scaled(self.project(h) + weighted_sum(past, self.conv.weight, self.bias))
 
 
-def gate_logits(gates: Sequence[GateLogit], h: Tensor, tail: Tensor, layout: Layout) -> list[Tensor]:
-    """The logits of several gates on one h (b, l, d)."""
+def gate_logits(
+    gates: Sequence[GateLogit], h: Tensor, tail: Tensor, layout: Layout, *, plain: bool = False
+) -> list[Tensor]:
+    """The logits of several gates on one h (b, l, d); `plain` is `convolve`'s."""
     weights, biases = [gate.conv.weight for gate in gates], [gate.bias for gate in gates]
-    logits = convolve(h, tail, layout, weights, biases, [gate.project(h) for gate in gates])
+    logits = convolve(h, tail, layout, weights, biases, [gate.project(h) for gate in gates], plain=plain)
     return [gate.scaled(logit) for gate, logit in zip(gates, logits, strict=True)]

@@ -43,7 +43,7 @@ class Layout:
     def last(self, u: Tensor, tail: Tensor) -> Tensor:
         """The tail for whatever follows: each sequence's last width-1 tokens."""
         count = tail.shape[1]
-        newest = torch.cat([tail.to(u.dtype), u[:, max(0, u.shape[1] - count) :]], dim=1)
+        newest = torch.cat([tail.to(u.dtype), u[:, -count:] if count else u[:, :0]], dim=1)
         return newest[:, newest.shape[1] - count :]
 
 

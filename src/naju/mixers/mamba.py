@@ -137,7 +137,7 @@ class MambaMixer(Mixer):
         return self.project_out(y.to(h.dtype))  # type: ignore[no-any-return]
 
     def init_state(self, batch: int) -> MambaState:
-        weight = self.project_in.weight
+        weight = self.conv.weight  # a quantised projection has none
         x = weight.new_zeros(batch, self.d_inner, self.d_state, dtype=state_dtype(weight.dtype))
         return MambaState(x, weight.new_zeros(batch, self.tail_length, self.d_inner))
 

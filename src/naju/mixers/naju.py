@@ -26,7 +26,7 @@ from naju.layers.gate import Bias, GateLogit, check_bias, gate_logits
 from naju.layers.layout import Layout, layout_of
 from naju.mixers.base import Mixer
 from naju.mixers.state import State
-from naju.scan import BACKENDS, naju_scan, naju_step
+from naju.scan import BACKENDS, PLAIN_BACKENDS, naju_scan, naju_step
 from naju.scan.dispatch import check_alpha, state_dtype
 from naju.scan.triton_chunked.layer import layer, layer_refuses
 from naju.scan.triton_step import StepInputs, step_refuses, triton_step
@@ -201,9 +201,10 @@ class NajuMixer(Mixer):
 
     def _drive(self, uz: Tensor, state: NajuState, layout: Layout) -> ScanArguments:
         u_tilde, z = uz.chunk(2, dim=-1)  # (b, l, d) each
-        (h,) = convolve(u_tilde, state.u_tail, layout, [self.conv.weight], [self.conv.bias], silu=True)
+        plain = self.backend in PLAIN_BACKENDS
+        (h,) = convolve(u_tilde, state.u_tail, layout, [self.conv.weight], [self.conv.bias], silu=True, plain=plain)
         h = h.to(u_tilde.dtype)
-        f_logit, i_logit = self.forget_and_write(gate_logits(self.gates(), h, state.h_tail, layout))
+        f_logit, i_logit = self.forget_and_write(gate_logits(self.gates(), h, state.h_tail, layout, plain=plain))
         f_logit, i_logit = layout.hold(f_logit, i_logit)
         B, C = self.project_BC(h).chunk(2, dim=-1)  # (b, l, n) each
         return ScanArguments(h, f_logit, i_logit, B, C, z)
@@ -253,7 +254,7 @@ class NajuMixer(Mixer):
         )
 
     def init_state(self, batch: int) -> NajuState:
-        weight = self.project_in.weight
+        weight = self.conv.weight  # a quantised projection has none
         tails = weight.new_zeros(2, batch, self.tail_length, self.d_inner)
         dtype = state_dtype(weight.dtype)
         return NajuState(weight.new_zeros(batch, self.d_inner, self.d_state, dtype=dtype), *tails.unbind())

@@ -7,6 +7,7 @@ engine or a beam search needs.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -59,9 +60,11 @@ class State:
 
     def __getitem__(self, index: Any) -> Self:
         """Some of the sequences: an index tensor (beams may repeat or reorder), a mask, a slice or one integer."""
-        if isinstance(index, Tensor) and index.dim() == 0 and index.dtype != torch.bool:
-            index = int(index)
-        if isinstance(index, int):
+        if index is None or index is Ellipsis or isinstance(index, tuple):
+            raise TypeError(f"a state is indexed by sequence alone, but was indexed by {index!r}")
+        is_one = index.dim() == 0 and index.dtype != torch.bool if isinstance(index, Tensor) else True
+        if is_one and hasattr(index, "__index__"):
+            index = operator.index(index)
             if not -self.batch <= index < self.batch:
                 raise IndexError(f"state holds {self.batch} sequences, but sequence {index} was asked for")
             index = slice(index % self.batch, index % self.batch + 1)

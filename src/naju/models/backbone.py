@@ -50,7 +50,8 @@ class Backbone(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, ModelState]:
         self.check_tokens(tokens, 2)
-        if self._streams and cu_seqlens is None and tokens.shape[1] > PIECE and _only_reading():
+        if self._streams and cu_seqlens is None and _only_reading() and tokens.shape[1] > PIECE:
+            check_mask(attention_mask, tokens)
             return self._read(tokens, state, attention_mask)
         before = [None] * len(self.blocks) if state is None else self._layers_of(state)
         u, after = self._embedded(tokens), []
@@ -123,6 +124,14 @@ class Backbone(nn.Module):
             raise ValueError(
                 f"tokens must have shape {expected} and not be empty, but have shape {tuple(tokens.shape)}"
             )
+
+
+def check_mask(attention_mask: Tensor | None, tokens: Tensor) -> None:
+    """Before it is cut into pieces, each of which would fit."""
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):
+        raise TypeError(f"attention_mask must be a tensor, but is a {type(attention_mask).__name__}")
+    if attention_mask is not None and attention_mask.shape != tokens.shape:
+        raise ValueError(f"attention_mask must have shape {tuple(tokens.shape)}, but has {tuple(attention_mask.shape)}")
 
 
 def _only_reading() -> bool:

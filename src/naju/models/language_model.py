@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from naju.models.backbone import Backbone, ModelState
+from naju.models.backbone import Backbone, ModelState, check_mask
 from naju.models.config import ModelConfig
 from naju.models.graphs import decoder_for
 from naju.models.sampling import check_sampling, check_seed, next_token
@@ -53,6 +53,8 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, attention_mask: Tensor | None = None, state: ModelState | None = None
     ) -> tuple[Tensor, ModelState]:
         """Read a prompt of any length in chunks; returns logits (b, vocabulary) after each row's last real token."""
+        self.backbone.check_tokens(tokens, 2)
+        check_mask(attention_mask, tokens)
         state = state or self.init_state(tokens.shape[0])
         last = tokens.new_zeros(tokens.shape[0], self.config.d_model, dtype=self.backbone.norm.weight.dtype)
         for start in range(0, tokens.shape[1], PREFILL_CHUNK):
@@ -84,14 +86,13 @@ class LanguageModel(nn.Module):
         context, attention layers of a hybrid excepted.
         """
         self.backbone.check_tokens(tokens, 2)
-        if attention_mask is not None and attention_mask.shape != tokens.shape:
-            raise ValueError(
-                f"attention_mask must have shape {tuple(tokens.shape)}, but has {tuple(attention_mask.shape)}"
-            )
+        check_mask(attention_mask, tokens)
         check_sampling(temperature, top_k, top_p)
         check_seed(seed)
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must not be negative, but is {max_new_tokens}")
+        if pad_token is not None and not 0 <= pad_token < self.config.vocab_size:
+            raise ValueError(f"pad_token must lie in [0, {self.config.vocab_size}), but is {pad_token}")
         if attention_mask is not None and not attention_mask.bool().any(dim=1).all():
             raise ValueError("attention_mask leaves a prompt without any real token; every prompt needs at least one")
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from naju.scan.dispatch import other_transform
+
 
 def pooled(features: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
     """Features (b, l, m) to (b, m): those of the "last" real position, or the "mean" over all real ones."""
@@ -30,6 +32,7 @@ def _mean(features: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _check_mask(mask: Tensor) -> None:
-    """Values are read only where that costs no wait for a device and breaks no graph."""
-    if mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.bool().any(1).all():
+    """Values are read only where that costs no wait for a device and breaks no graph, and where there are some."""
+    readable = mask.device.type == "cpu" and not torch.compiler.is_compiling() and other_transform([mask]) is None
+    if readable and not mask.bool().any(1).all():
         raise ValueError("attention_mask leaves a row without any real token; every row needs at least one")

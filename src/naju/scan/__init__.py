@@ -17,12 +17,13 @@ from naju.scan.reference import REFERENCE
 from naju.scan.triton_chunked import TRITON_CHUNKED
 from naju.scan.triton_sequential import TRITON_SEQUENTIAL
 
-__all__ = ["BACKENDS", "backends", "naju_scan", "naju_step"]
+__all__ = ["BACKENDS", "PLAIN_BACKENDS", "backends", "naju_scan", "naju_step"]
 
 # In order of preference.
 _ON_A_GPU = (TRITON_CHUNKED, CUDA_SEQUENTIAL, TRITON_SEQUENTIAL)
 _ANYWHERE = (CPU_COMPILED, CHUNKED, ASSOCIATIVE, REFERENCE)
 BACKENDS = {backend.name: backend for backend in (*_ON_A_GPU, *_ANYWHERE)}
+PLAIN_BACKENDS = (CHUNKED.name, ASSOCIATIVE.name, REFERENCE.name)  # torch's operations: every derivative passes
 
 
 def backends() -> dict[str, str | None]:

@@ -161,7 +161,7 @@ def check_alpha(alpha: float | None, d_state: int) -> float:
         return float(d_state**-0.5)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise TypeError(f"alpha must be a float or None, but is {type(alpha).__name__}")
-    if not math.isfinite(alpha):
+    if not torch.compiler.is_compiling() and not math.isfinite(alpha):  # there it may be a symbol
         raise ValueError(f"alpha must be finite, but is {alpha}")
     return float(alpha)
 

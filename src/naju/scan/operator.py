@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -80,6 +80,7 @@ def define_operator(
     scan.register_fake(fake)
     scan_backward.register_fake(fake_backward)
     scan.register_autograd(differentiate, setup_context=save_inputs)
+    scan_backward.register_autograd(refuse_second_derivative)
 
     def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
         y, state, _ = scan(*(getattr(inputs, argument) for argument in ARGUMENTS), inputs.needs_gradient())
@@ -99,6 +100,10 @@ def refusing_tangents(kernel: Callable[P, R]) -> Callable[P, R]:
         return kernel(*arguments, **options)
 
     return checked
+
+
+def refuse_second_derivative(ctx: Any, *_: Any) -> NoReturn:
+    raise RuntimeError("a compiled kernel's backward cannot be differentiated; backend='chunked' can be, twice")
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

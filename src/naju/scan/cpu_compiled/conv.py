@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from naju.scan.cpu_compiled.native import ConvProblem, call, sequences_of
-from naju.scan.operator import refusing_tangents
+from naju.scan.operator import refuse_second_derivative, refusing_tangents
 
 # u (b, l, d), tail (rows, width - 1, d), weight (outputs, width, d), bias (outputs, d); adds: none, or (b, l, d) for
 # each output, and then no silu
@@ -75,3 +75,4 @@ def _differentiate(ctx: Any, douts: list[Tensor]) -> tuple[Any, ...]:
 
 
 cpu_conv.register_autograd(_differentiate, setup_context=_save_inputs)
+cpu_conv_backward.register_autograd(refuse_second_derivative)
