@@ -124,11 +124,15 @@ def test_quick_results_have_a_table_without_the_paper():
 
 def test_the_interval_of_a_difference():
     ours, paper = (0.9, 0.8, 0.7), MeanStd(0.6, 0.1)
-    half = 4.303 * math.sqrt(stdev(ours) ** 2 / 3 + 0.1**2 / 5)  # two degrees of freedom
+    rounding = 0.005  # of the paper's two digits
+    half = rounding + 4.303 * math.sqrt(stdev(ours) ** 2 / 3 + 0.1**2 / 5)  # two degrees of freedom
     assert Comparison(ours, paper, 5).interval == pytest.approx((0.2 - half, 0.2 + half))
-    alone = 4.303 * math.sqrt(stdev(ours) ** 2 / 3)
+    alone = rounding + 4.303 * math.sqrt(stdev(ours) ** 2 / 3)
     assert Comparison(ours, MeanStd(0.6, None)).interval == pytest.approx((0.2 - alone, 0.2 + alone))
     assert Comparison((0.9,), paper, 5).interval is None
     assert Comparison((), paper, 5).difference is None
     many = tuple(0.5 + 0.01 * (-1) ** seed for seed in range(30))
     assert Comparison(many, MeanStd(0.4, None)).interval[0] > 0.09
+    printed = Comparison((0.994, 0.995, 0.996), MeanStd(0.99, 0.0), 5)  # may have been 0.9949 in both
+    assert printed.interval[0] < 0 < printed.interval[1]
+    assert Comparison((0.6, 0.6), MeanStd(0.512, None)).interval == pytest.approx((0.088 - 0.0005, 0.088 + 0.0005))

@@ -120,11 +120,21 @@ def test_options_of_a_mixer_make_a_variant():
         ("width=4", "mixer 'gla' has no option width"),
         ("d_conv=2.5", "d_conv must be an int, but is float"),
         ("d_conv=-1", "d_conv must be positive, or 0 for no convolution, but is -1"),
+        ("d_conv=1e400", "options must be finite, but d_conv is 1e400"),
     ],
 )
 def test_options_that_a_mixer_does_not_have_are_refused_before_anything_runs(option, words):
     with pytest.raises(ValueError, match=words):
         chosen_with(option)
+
+
+def test_options_are_named_once_and_sizes_are_those_a_mixer_has():
+    for changes, words in (
+        ({"options": ("f_bias=2", "f_bias=3")}, "options has f_bias twice: 2 and 3"),
+        ({"size": "d32-n16"}, "mixer 'gla' has no option d_state"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Diagnostics(mixers=("naju", "gla"), grid=GridOptions(device="cpu"), **changes).cells()
 
 
 def test_the_whole_suite_ends_with_the_longer_transformer():

@@ -129,6 +129,16 @@ def test_speed_is_told_as_ratios_and_the_newest_row_counts(tmp_path):
     assert [table.machines for table in speed_tables(tmp_path / "nowhere")] == [()] * 4
 
 
+def test_a_ratio_is_to_the_rival_of_the_same_run(tmp_path):
+    rows = [measured("naju", 512, 0.002, when="morning"), measured("mamba2", 512, 0.004, when="morning")]
+    rows += [measured("mamba2", 512, 0.008, when="evening"), measured("gla", 512, 0.004, when="evening")]
+    rows += [measured("hgrn", 512, 0.004, when="night")]
+    page = pages(tmp_path, rows=rows)["throughput"]
+    named = {name: row(page, "throughput-1", f"{name} d256 eager")[0] for name in ("naju", "gla", "hgrn")}
+    told = {name: cell.split(" paper")[0] for name, cell in named.items()}
+    assert told == {"naju": "2 (0.50)", "gla": "4 (0.50)", "hgrn": "4"}
+
+
 def test_a_recall_result_that_cannot_be_shown_is_named(tmp_path):
     broken = recall(1e-3, 1, 0.8, 0.9, 0.5)
     del broken["config"]["mixer_options"]

@@ -193,6 +193,13 @@ def test_the_best_rate_is_chosen_by_validation_and_never_by_the_test():
     assert "0.887" in told
 
 
+def test_a_seed_that_diverged_is_told():
+    lost = written(1e-3, 3, 0.0, 0.0, 0.0) | {"diverged": "the loss is nan"}
+    (table,) = recall_tables([written(1e-3, 1, 0.8, 0.8, 0.5), lost])
+    assert (len(table.rows[0].rates), table.rows[0].diverged) == (1, 1)
+    assert "1 of 2, 1 diverged" in told_mqar([written(1e-3, 1, 0.8, 0.8, 0.5), lost])
+
+
 def test_other_data_and_budgets_have_tables_of_their_own():
     results = [written(1e-3, 1, 0.8, 0.8, 0.5), written(1e-3, 1, 0.8, 0.7, 0.5, rewriting=True)]
     results.append(written(1e-3, 1, 0.8, 0.6, 0.5, epochs=8))

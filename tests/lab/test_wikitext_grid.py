@@ -152,6 +152,10 @@ def test_a_rate_is_that_of_the_longest_pilots_that_have_ended():
     assert chosen_rate("naju", "enwiki-long", short) == (0.004, "the paper's; it has no pilots")
     assert chosen_rate("naju", WIKITEXT, climbing) == (0.004, "the paper's; its pilots have not ended")
     assert chosen_rate("gla", WIKITEXT, []).origin == "the paper's for naju; it has no pilots"
+    lost = [pilot(rate, None) for rate in (0.001, 0.002)]
+    assert chosen_rate("naju", WIKITEXT, lost) == (0.004, "the paper's; its pilots have not ended")
+    elsewhere = chosen_rate("naju", WIKITEXT, short, "0123abcd")
+    assert elsewhere == (0.002, "the best of 3 pilots of 1M tokens, on other files of that name")
 
 
 def test_a_rate_is_the_best_on_average_over_seeds():

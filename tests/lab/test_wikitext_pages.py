@@ -1,5 +1,7 @@
 """Language models in the report: ours beside the paper's, by text and budget, with where their rates come from."""
 
+import re
+
 import pytest
 from opened_pages import tables
 from written_results import write
@@ -74,6 +76,29 @@ def test_shapes_go_to_the_pages_they_belong_to(tmp_path):
     assert "naju d512" not in made["wikitext-context"]
     assert row(made["gate-rank"], "gate-rank-1", "naju-rank32 d256 L1024")[0] == "1"
     assert "L4096" not in made["gate-rank"]
+
+
+def test_every_learning_rate_has_a_row_and_ratios_are_to_the_best_of_najus(tmp_path):
+    runs = [language(lr=0.003, validation=20.0), language(lr=0.004, validation=30.0)]
+    page = pages(tmp_path, *runs, language("mamba2", lr=0.003, validation=25.0))["wikitext-context"]
+    shown = [cells for cells in tables(page)["wikitext-context-1"] if cells[0] == "naju d256 L1024"]
+    assert [cells[1:3] for cells in shown] == [["1", "0.003"], ["1", "0.004"]]
+    assert [cells[3].split()[0] for cells in shown] == ["20.00", "30.00"]
+    assert row(page, "wikitext-context-1", "mamba2 d256 L1024")[4].startswith("1.250")
+
+
+def test_a_seed_that_diverged_is_told(tmp_path):
+    runs = [language(seed=1, validation=20.0), language(seed=2, validation=22.0), language(seed=3, validation=None)]
+    page = pages(tmp_path, *runs)["wikitext-context"]
+    assert row(page, "wikitext-context-1", "naju d256 L1024")[0] == "2 of 3, 1 diverged"
+
+
+def test_other_files_of_one_name_have_a_table_of_their_own(tmp_path):
+    runs = [language(text="notes"), language("mamba2", text="notes")]
+    for run, content in zip(runs, ("aa", "bb"), strict=True):
+        run["config"]["text"] = {"train.tokens": content}
+    page = pages(tmp_path, *runs)["wikitext-context"]
+    assert len(re.findall(r"<h2>notes \(files [0-9a-f]{8}\), ", page)) == 2
 
 
 def pilots(*losses, contender="naju", **changes):

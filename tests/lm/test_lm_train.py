@@ -228,6 +228,7 @@ def test_the_defaults_are_the_papers():
     [
         ({"tokens_per_update": 100}, "tokens_per_update must be a positive multiple of the length 16, but is 100"),
         ({"tokens": 5}, "tokens must allow one update of 128 tokens, but is 5"),
+        ({"options": ("f_bias=-Infinity",)}, "options must be finite, but f_bias is -Infinity"),
         ({"options": ("d_state",)}, "options must look like name=value, but one is 'd_state'"),
         ({"execution": {"keep": 1}}, "keep must be at least 2, so that one is good if another is not, but is 1"),
         ({"execution": {"log_every": 0}}, "log_every must be a positive integer, but is 0"),

@@ -126,7 +126,7 @@ class NajuModel(NajuPreTrainedModel):
         """Whether somebody has hooks on the backbone, a block or a mixer."""
         blocks = self.backbone.blocks
         modules = (self.backbone, *blocks, *(block.mixer for block in blocks))
-        return any(module._forward_hooks or module._forward_pre_hooks for module in modules)  # type: ignore[union-attr]
+        return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
     def _check_weights(self, tokens: Tensor) -> None:
         """Layers here read the weights of their parts, which offloading brings only to a module that is called."""
@@ -163,7 +163,7 @@ class NajuForCausalLM(NajuPreTrainedModel, GenerationMixin):
         """Reading a prompt in pieces begins with a cache."""
         if generation_config.prefill_chunk_size is not None and generation_config.use_cache is not False:
             model_kwargs.setdefault("past_key_values", NajuCache())
-        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest)
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *rest)  # type: ignore[misc]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 from naju.lab.comparison import Comparison
@@ -138,10 +139,20 @@ SWEEPS: Mapping[str, type[Sweep]] = {
 }
 
 
-def is_of_sweep(config: Mapping[str, Any]) -> bool:
-    """Whether a run of the suite has an option that only a sweep sets."""
-    swept = {name for sweep in SWEEPS.values() for setting in sweep.settings for name in setting.options}
-    return bool(swept & set(config.get("mixer_options", {})))
+def is_of_sweep(mixer: str, variant: str) -> bool:
+    """Whether runs of this name are a row of a sweep by its options, and not by its size alone."""
+    return (mixer, variant) in _swept()
+
+
+@cache
+def _swept() -> frozenset[tuple[str, str]]:
+    return frozenset(
+        (row.mixer, row.run(protocol, TASKS[0], 1, "cpu").variant)
+        for protocol in (FULL, QUICK)
+        for sweep in SWEEPS.values()
+        for row in sweep.rows(protocol)
+        if row.changes(protocol).mixer_options
+    )
 
 
 class SweepRow(NamedTuple):

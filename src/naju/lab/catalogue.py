@@ -16,7 +16,8 @@ from naju.lab.reproduce import EXPERIMENTS, Experiment, StoredCell
 from naju.lab.runs import Results, RunStore
 from naju.lab.throughput import speed_tables
 from naju.lab.wikitext import LanguageGrid
-from naju.lab.wikitext_run import PILOT, WIKITEXT, Text
+from naju.lab.wikitext_run import LANGUAGE, PILOT, WIKITEXT, Text
+from naju.lab.wikitext_run import SPEED as SPEED_RUNS
 
 # The command behind each of the paper's tables.
 COMMANDS = {
@@ -114,8 +115,10 @@ def cost(experiment: Experiment, cells: Sequence[StoredCell], options: ListExper
 
 
 def _copies(options: ListExperiments, experiment: str) -> Path:
-    own = options.results / experiment
-    return own if own.is_dir() else options.results
+    """Those of language models may lie together, whichever of their commands made them."""
+    together = [LANGUAGE] if experiment in (PILOT, SPEED_RUNS) else []
+    folders = (options.results / name for name in (experiment, *together))
+    return next((folder for folder in folders if folder.is_dir()), options.results)
 
 
 def _measured(label: str, options: ListExperiments) -> str:

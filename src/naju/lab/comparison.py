@@ -36,13 +36,16 @@ class Comparison:
     def interval(self) -> tuple[float, float] | None:
         """Of the difference, 95 %: Student's t with the smaller number of seeds less one as its degrees of freedom,
         which errs towards a wide one. None with a single seed of ours. The paper's own spread enters if it prints one.
+        What it prints is rounded, so that its mean may be half of its last digit away, and its spread that large.
         """
         if self.difference is None or self.ours is None or self.ours.std is None or self.paper is None:
             return None
         variance, least = self.ours.std**2 / len(self.values), len(self.values)
+        rounding = 0.5 * 10.0 ** -_decimals(self.paper)
         if self.paper.std is not None and self.paper_seeds > 1:
-            variance, least = variance + self.paper.std**2 / self.paper_seeds, min(least, self.paper_seeds)
-        half = T_95[min(least - 1, len(T_95)) - 1] * sqrt(variance)
+            std = max(self.paper.std, rounding)
+            variance, least = variance + std**2 / self.paper_seeds, min(least, self.paper_seeds)
+        half = rounding + T_95[min(least - 1, len(T_95)) - 1] * sqrt(variance)
         return self.difference - half, self.difference + half
 
     @property
@@ -67,6 +70,16 @@ class Comparison:
             return "-"
         told = f"{self.difference:+.{digits}f}"
         return told if self.interval is None else f"{told} [{_pair(self.interval, digits)}]"
+
+
+def _decimals(printed: MeanStd) -> int:
+    """Digits after the point, at least the two that every table of the paper has."""
+    told = [f"{number:.6f}".rstrip("0") for number in (printed.mean, printed.std or 0.0)]
+    return max(2, *(len(number.partition(".")[2]) for number in told))
+
+
+def told_seeds(finished: int, diverged: int) -> str:
+    return f"{finished} of {finished + diverged}, {diverged} diverged" if diverged else str(finished)
 
 
 def _pair(interval: Sequence[float], digits: int) -> str:

@@ -207,9 +207,12 @@ def _last_epoch_accuracy(rows: Sequence[Mapping[str, Any]], begins: int) -> floa
 
 
 def _thinned(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Every n-th line, counted from the last, which has a validation."""
-    stride = -(-len(rows) // CURVE_POINTS)
-    return rows[::-1][::stride][::-1]
+    """Every n-th line, counted from the last, and, unless they are most of them, all that have a validation."""
+    validated = [row["validation_accuracy"] is not None for row in rows]
+    if sum(validated) > CURVE_POINTS // 2:
+        validated = [False] * len(rows)
+    stride = -(-len(rows) // (CURVE_POINTS - sum(validated)))
+    return [row for place, row in enumerate(rows, 1) if (len(rows) - place) % stride == 0 or validated[place - 1]]
 
 
 def load_run_model(path: Path) -> tuple[Classifier, Task]:

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from tqdm import tqdm
 
 from naju.tasks.lra import LRA, Examples, GeneratedTask, LraTask, ReadTask, Sizes
-from naju.training.children import deaf_to_ctrl_c
+from naju.training.children import deaf_to_ctrl_c, end_with_parent
 from naju.training.files import write_whole
 
 DATA_SEED = 0
@@ -79,7 +79,7 @@ def _finished(name: str, seed: int, folder: Path, numbers: list[int], processes:
         for number in numbers:
             yield make_block(name, seed, number, folder)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
         try:
             with deaf_to_ctrl_c():
                 futures = [pool.submit(make_block, name, seed, number, folder) for number in numbers]

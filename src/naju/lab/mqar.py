@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from naju.lab.comparison import Comparison
+from naju.lab.comparison import Comparison, told_seeds
 from naju.lab.diagnostic_run import ModelSettings
 from naju.lab.diagnostics import aligned
 from naju.lab.mqar_run import Data, MqarRun, slice_name
@@ -214,7 +214,8 @@ class RecallRow(NamedTuple):
 
     contender: Contender
     width: int
-    rates: dict[int, float]  # seed -> best rate
+    rates: dict[int, float]  # seed -> best rate, of those that have one
+    diverged: int  # seeds that have none
     tried: int  # how many different rates have finished, with the seed that has the fewest
     overall: Comparison
     hardest: Comparison
@@ -294,6 +295,7 @@ def _row(
         contender,
         width,
         {seed: run["config"]["lr"] for seed, run in sorted(best.items())},
+        len(tried) - len(best),
         min(map(len, tried.values())),
         Comparison(tuple(_share(run, "all") for run in best.values()), mean_std(paper.get(f"acc_d{width}"))),
         Comparison(tuple(_share(run, hardest) for run in best.values()), mean_std(hard_paper)),
@@ -315,6 +317,6 @@ def _told(table: RecallTable) -> str:
     for row in table.rows:
         rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row.rates.values())) or "diverged"
         known = [str(row.overall), str(row.hardest), row.overall.told_paper(3), row.hardest.told_paper(3)]
-        seeds = [str(row.width), str(len(row.rates)), str(row.tried), rates]
+        seeds = [str(row.width), told_seeds(len(row.rates), row.diverged), str(row.tried), rates]
         lines.append([row.contender.label, *seeds, *known, row.overall.told_difference()])
     return f"MQAR: {table.title}\n{aligned(lines)}"

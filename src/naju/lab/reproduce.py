@@ -35,7 +35,7 @@ from naju.lab.wikitext import (
 )
 from naju.lab.wikitext_run import WikitextRun, describe_wikitext, run_wikitext
 from naju.lab.wikitext_tables import told_costs, told_perplexities, told_pilots
-from naju.lm.config import parse_option
+from naju.lm.config import parse_options
 from naju.mixers import MIXERS, build_mixer
 from naju.training import Reporter
 from naju.training.files import check_writable
@@ -79,7 +79,7 @@ class Diagnostics:
         cells = [
             diagnostic_run(protocol, *cell, device=device, changes=changes) for cell in in_order(mixers, tasks, seeds)
         ]
-        if self.options:
+        if self.options or self.size:
             check_options(cells)
         if not self.mixers and not self.quick and changes == UNCHANGED:
             longer = Changes(epochs_factor=3)
@@ -96,7 +96,7 @@ class Diagnostics:
             epochs_factor=self.epochs_factor,
             sequences=self.sequences,
             head=self.head,
-            mixer_options=dict(map(parse_option, self.options)),
+            mixer_options=parse_options(self.options),
         )
 
 
@@ -224,9 +224,8 @@ def reproduce(options: GridCommand) -> int:
         experiment.prepare(options)
     outcomes, signals = _fill(options, experiment, results, missing)
     found = [result for cell in options.cells() if (result := results.get(cell.name)) is not None]
-    print(
-        f"\n{experiment.tables(found)}\n\n`naju report {shlex.quote(str(grid.runs))}` makes a page of what is finished."
-    )
+    shown = grid.results if grid.results is not None and not grid.runs.is_dir() else grid.runs
+    print(f"\n{experiment.tables(found)}\n\n`naju report {shlex.quote(str(shown))}` makes a page of what is finished.")
     return _verdict(outcomes, signals)
 
 

@@ -179,22 +179,31 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]], key: str, scale: float, paper: Numbers) -> SpeedTable:
-    ours: Numbers = {}
+    """Of a contender that was measured several times the newest number; its ratio is to the rival of the same run."""
+    by_run: dict[Any, Numbers] = {}
+    newest: dict[Contender, dict[int, Any]] = {}  # the run of each number
     for row in rows:
         if row.get(key) is not None:
-            contender = Contender(row["model"], row["d_model"], row["mode"])
-            ours.setdefault(contender, {})[row["length"]] = row[key] * scale
-    contenders = list(dict.fromkeys([*ours, *paper]))
-    lengths = sorted({length for numbers in (ours, paper) for by in numbers.values() for length in by})
-    made = [SpeedRow(one.label, tuple(_pair(ours, paper, one, length) for length in lengths)) for one in contenders]
+            contender, run = Contender(row["model"], row["d_model"], row["mode"]), (row.get("when"), row.get("command"))
+            by_run.setdefault(run, {}).setdefault(contender, {})[row["length"]] = row[key] * scale
+            newest.setdefault(contender, {})[row["length"]] = run
+    contenders = list(dict.fromkeys([*newest, *paper]))
+    lengths = sorted({length for numbers in (newest, paper) for by in numbers.values() for length in by})
+
+    def pair(contender: Contender, length: int) -> Pair:
+        numbers = by_run.get(newest.get(contender, {}).get(length), {})
+        (ours, our_ratio), (papers, paper_ratio) = (_measured(one, contender, length) for one in (numbers, paper))
+        return Pair(ours, papers, our_ratio, paper_ratio)
+
+    made = [SpeedRow(one.label, tuple(pair(one, length) for length in lengths)) for one in contenders]
     machines = tuple(sorted({row["machine"]["accelerator"] for row in rows}))
     return SpeedTable(title, tuple(lengths), tuple(made), machines)
 
 
-def _pair(ours: Numbers, paper: Numbers, contender: Contender, length: int) -> Pair:
-    found = [(numbers.get(contender, {}).get(length), _rival(numbers, contender, length)) for numbers in (ours, paper)]
-    ratios = [None if own is None or rival is None else own / rival for own, rival in found]
-    return Pair(found[0][0], found[1][0], *ratios)
+def _measured(numbers: Numbers, contender: Contender, length: int) -> tuple[float | None, float | None]:
+    """A number and its ratio to the rival's."""
+    own, rival = numbers.get(contender, {}).get(length), _rival(numbers, contender, length)
+    return own, None if own is None or rival is None else own / rival
 
 
 def _rival(numbers: Numbers, contender: Contender, length: int) -> float | None:

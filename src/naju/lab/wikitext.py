@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from naju.lab.options import GridOptions, check_names, parse_seeds
 from naju.lab.runs import Results, RunStore
 from naju.lab.wikitext_models import CONTENDERS, GATE_RANKS, paper_rate
-from naju.lab.wikitext_rates import RATES, Rate, chosen_rate, finished_pilots, ladder
+from naju.lab.wikitext_rates import RATES, Rate, chosen_rate, digest, finished_pilots, ladder
 from naju.lab.wikitext_run import LANGUAGE, PILOT, SPEED, Text, WikitextRun
 from naju.lm.config import Execution, LanguageRun, ModelSettings, Protocol
 
@@ -76,17 +76,18 @@ class LanguageGrid:
 
     def prepare(self) -> None:
         """Say where learning rates come from."""
-        label = Text.of(self.data).label
-        for contender, rate in self.rates_on(label).items():
-            print(f"{contender} on {label}: learning rate {rate.value:g}, {rate.origin}")
+        text = Text.of(self.data)
+        for contender, rate in self.rates_on(text).items():
+            print(f"{contender} on {text.label}: learning rate {rate.value:g}, {rate.origin}")
 
     @property
     def chosen_mixers(self) -> tuple[str, ...]:
         return self.mixers or self.compared
 
-    def rates_on(self, label: str) -> dict[str, Rate]:
+    def rates_on(self, text: Text) -> dict[str, Rate]:
         pilots = finished_pilots(Results(RunStore(self.grid.runs), PILOT, self.grid.results))
-        return {contender: chosen_rate(contender, label, pilots) for contender in self.chosen_mixers}
+        files = digest(text.sha256)
+        return {name: chosen_rate(name, text.label, pilots, files) for name in self.chosen_mixers}
 
     def _seeds(self) -> tuple[int, ...]:
         return parse_seeds(self.seeds or self.paper_seeds)
@@ -140,7 +141,7 @@ class WikitextContext(LanguageGrid):
     compared = ("naju", "mamba2", "mamba", "transformer", "mamba-16")
 
     def cells_on(self, text: Text) -> list[WikitextRun]:
-        rates = self.rates_on(text.label)
+        rates = self.rates_on(text)
         return [
             self._cell(text, contender, seed, rates[contender].value, length=length)
             for seed in self._seeds()
@@ -159,7 +160,7 @@ class WikitextWidth(LanguageGrid):
     compared = ("naju", "mamba2", "mamba", "transformer")
 
     def cells_on(self, text: Text) -> list[WikitextRun]:
-        rates = self.rates_on(text.label)
+        rates = self.rates_on(text)
         return [
             self._cell(text, contender, seed, rates[contender].value, d_model=width)
             for seed in self._seeds()
@@ -175,7 +176,7 @@ class LanguageGateRank(LanguageGrid):
     compared = GATE_RANKS
 
     def cells_on(self, text: Text) -> list[WikitextRun]:
-        rates = self.rates_on(text.label)
+        rates = self.rates_on(text)
         return [
             self._cell(text, name, seed, rates[name].value) for seed in self._seeds() for name in self.chosen_mixers
         ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
@@ -49,8 +51,19 @@ def finished_pilots(results: Results) -> list[Result]:
     return [result for name in sorted(names) if (result := results.get(name)) is not None]
 
 
-def chosen_rate(contender: str, text: str, pilots: Iterable[Result]) -> Rate:
-    """The best rate of the longest pilots on this text whose best is not their highest; without any, the paper's."""
+def files_of(result: Result) -> str:
+    """`digest` of the text that a run has read."""
+    return digest(result["config"].get("text"))
+
+
+def digest(hashes: Mapping[str, str] | None) -> str:
+    """A few digits that tell the files of a text from others of its name; empty where they are not known."""
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:8] if hashes else ""
+
+
+def chosen_rate(contender: str, text: str, pilots: Iterable[Result], files: str = "") -> Rate:
+    """The best rate of the longest pilots on this text whose best is not their highest; without any, the paper's.
+    Pilots on other files than these count, as long as the text has the same name, and the origin says so."""
     tuned_as = CONTENDERS[contender].tuned_as or contender
     by_budget: dict[int, list[Result]] = {}
     for pilot in pilots:
@@ -59,8 +72,9 @@ def chosen_rate(contender: str, text: str, pilots: Iterable[Result]) -> Rate:
     for tokens, found in sorted(by_budget.items(), reverse=True):
         losses = by_rate(found)
         best = min(losses, key=lambda rate: losses[rate])
-        if best < max(losses):
-            return Rate(best, f"the best of {len(losses)} pilots of {millions(tokens)} tokens")
+        if best < max(losses) and math.isfinite(losses[best]):
+            other = ", on other files of that name" if files and {files_of(pilot) for pilot in found} != {files} else ""
+            return Rate(best, f"the best of {len(losses)} pilots of {millions(tokens)} tokens{other}")
     owner = "the paper's" if tuned_as in PILOTS else "the paper's for naju"
     return Rate(paper_rate(tuned_as), f"{owner}; {'its pilots have not ended' if by_budget else 'it has no pilots'}")
 

@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from naju.lab.comparison import Comparison
+from naju.lab.comparison import Comparison, told_seeds
 from naju.lab.diagnostics import Spread, aligned
 from naju.lab.paper import MeanStd, mean_std
 from naju.lab.throughput import SpeedTable, told_speed, training_tables
 from naju.lab.wikitext import FULL
 from naju.lab.wikitext_models import CONTENDERS, PAPER, PILOTS, Shape, paper_pilot
-from naju.lab.wikitext_rates import RATES, by_rate
+from naju.lab.wikitext_rates import RATES, by_rate, files_of
 from naju.lab.wikitext_run import WIKITEXT, millions
 
 Result = Mapping[str, Any]
@@ -25,29 +25,37 @@ RIVAL = "naju"
 
 
 class Perplexities(NamedTuple):
-    """One model over its seeds. `ratio` is its mean validation over Naju's of the same shape, here and in the paper."""
+    """One model with one learning rate over its seeds. `ratio` is its mean validation over the best of Naju's of the
+    same shape, here and in the paper."""
 
     shape: Shape
-    rates: tuple[float, ...]
+    rate: float | None
     validation: Comparison
     test: Comparison
     ratio: float | None
     paper_ratio: float | None
     parameters: int | None
     peak_gib: float | None
+    diverged: int  # seeds without a number
 
     @property
     def label(self) -> str:
         return f"{self.shape.contender} d{self.shape.d_model} L{self.shape.length}"
+
+    @property
+    def seeds(self) -> str:
+        return told_seeds(len(self.validation.values), self.diverged)
 
 
 class PerplexityTable(NamedTuple):
     """Runs on one text with one budget; `is_papers` says whether both are the paper's."""
 
     text: str
+    files: str
     tokens: int
     runs: int
     rows: tuple[Perplexities, ...]
+    is_ambiguous: bool = False  # other files bear the same name
 
     @property
     def is_papers(self) -> bool:
@@ -55,27 +63,38 @@ class PerplexityTable(NamedTuple):
 
     @property
     def title(self) -> str:
-        return f"{self.text}, {millions(self.tokens)} tokens"
+        return f"{_told_text(self.text, self.files, self.is_ambiguous)}, {millions(self.tokens)} tokens"
+
+
+def _told_text(text: str, files: str, is_ambiguous: bool) -> str:
+    return f"{text} (files {files})" if is_ambiguous else text
 
 
 def perplexity_tables(results: Iterable[Result], shapes: Sequence[Shape] = ()) -> list[PerplexityTable]:
     """The paper's text and budget first. Rows are those of the results; with `shapes`, also these and a table of the
     paper's text, whether or not they have any."""
     groups = _by_text_and_budget(results)
-    if shapes:
-        groups.setdefault((WIKITEXT, FULL.tokens), [])
+    if shapes and not any((text, tokens) == (WIKITEXT, FULL.tokens) for text, _, tokens in groups):
+        groups[WIKITEXT, "", FULL.tokens] = []
     tables = [
-        PerplexityTable(text, tokens, len(found), tuple(_rows(found, shapes)))
-        for (text, tokens), found in groups.items()
+        PerplexityTable(text, files, tokens, len(found), tuple(_rows(found, shapes)), _is_ambiguous(text, groups))
+        for (text, files, tokens), found in groups.items()
     ]
     return sorted(tables, key=lambda table: (table.runs == 0, not table.is_papers, table.title))
 
 
-def _by_text_and_budget(results: Iterable[Result]) -> dict[tuple[str, int], list[Result]]:
-    groups: dict[tuple[str, int], list[Result]] = {}
+Groups = dict[tuple[str, str, int], list[Result]]  # by a text's name and files, and the tokens of a run
+
+
+def _by_text_and_budget(results: Iterable[Result]) -> Groups:
+    groups: Groups = {}
     for result in results:
-        groups.setdefault((result["task"], result["config"]["tokens"]), []).append(result)
+        groups.setdefault((result["task"], files_of(result), result["config"]["tokens"]), []).append(result)
     return groups
+
+
+def _is_ambiguous(text: str, groups: Groups) -> bool:
+    return len({files for name, files, _ in groups if name == text}) > 1
 
 
 def shape_of(result: Result) -> Shape:
@@ -83,35 +102,48 @@ def shape_of(result: Result) -> Shape:
 
 
 def _rows(results: Sequence[Result], shapes: Sequence[Shape]) -> list[Perplexities]:
-    groups: dict[Shape, list[Result]] = {shape: [] for shape in shapes}
+    by_shape: dict[Shape, dict[float | None, list[Result]]] = {shape: {} for shape in shapes}
     for result in results:
-        groups.setdefault(shape_of(result), []).append(result)
-    return [_row(shape, found, groups) for shape, found in sorted(groups.items(), key=lambda group: _place(group[0]))]
+        by_shape.setdefault(shape_of(result), {}).setdefault(result["config"]["lr"], []).append(result)
+    return [
+        _row(shape, rate, runs, _rival(shape, by_shape))
+        for shape, found in sorted(by_shape.items(), key=lambda group: _place(group[0]))
+        for rate, runs in sorted(found.items(), key=lambda group: group[0] or 0.0) or [(None, [])]
+    ]
 
 
 def _place(shape: Shape) -> tuple[int, int, int]:
     return shape.d_model, shape.length, list(CONTENDERS).index(shape.contender)
 
 
-def _row(shape: Shape, found: Sequence[Result], groups: Mapping[Shape, Sequence[Result]]) -> Perplexities:
+def _rival(shape: Shape, by_shape: Mapping[Shape, Mapping[float | None, Sequence[Result]]]) -> Comparison:
+    """Naju's validation in this shape, with its best learning rate."""
     rival = shape._replace(contender=RIVAL)
+    found = [_comparison(runs, rival, "validation") for runs in by_shape.get(rival, {}).values()]
+    finished = [one for one in found if one.ours is not None]
+    return min(
+        finished, key=lambda one: one.ours.mean if one.ours else 0.0, default=_comparison([], rival, "validation")
+    )
+
+
+def _row(shape: Shape, rate: float | None, found: Sequence[Result], beside: Comparison) -> Perplexities:
     validation, test = (_comparison(found, shape, name) for name in ("validation", "test"))
-    beside = _comparison(groups.get(rival, ()), rival, "validation")
     newest = max(found, key=lambda result: str(result.get("when", "")), default={})
     return Perplexities(
         shape,
-        tuple(sorted({result["config"]["lr"] for result in found})),
+        rate,
         validation,
         test,
         _over(validation.ours, beside.ours),
         _over(validation.paper, beside.paper),
         newest.get("parameters"),
         newest.get("peak_memory_gib"),
+        sum(result["validation_perplexity"] is None for result in found),
     )
 
 
 def _comparison(found: Sequence[Result], shape: Shape, split: str) -> Comparison:
-    """Over the seeds that have a number: a run may diverge, and a text may have no test split."""
+    """Over the seeds that have a number: a run may diverge, which its row tells, and a text may have no test split."""
     values = [result[f"{split}_perplexity"] for result in found]
     paper = mean_std(PAPER.get(shape, {}).get(f"{'val' if split == 'validation' else 'test'}_ppl"))
     return Comparison(tuple(value for value in values if value is not None), paper, PAPER_SEEDS)
@@ -133,7 +165,7 @@ def _told(table: PerplexityTable) -> str:
         cost = told(row.parameters, ","), told(row.peak_gib, ".2f")
         numbers = [told_number(row.validation), told_number(row.test), told(row.ratio, ".3f")]
         paper = [row.validation.told_paper(), row.test.told_paper(), told(row.paper_ratio, ".3f")]
-        lines.append([row.label, str(len(row.validation.values)), told_rates(row.rates), *numbers, *paper, *cost])
+        lines.append([row.label, row.seeds, told(row.rate, "g"), *numbers, *paper, *cost])
     return f"Perplexity on {table.title}; the paper's: {WIKITEXT}, {millions(FULL.tokens)} tokens\n{aligned(lines)}"
 
 
@@ -147,10 +179,6 @@ def told_number(number: Comparison) -> str:
 
 def told(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def told_rates(rates: Sequence[float]) -> str:
-    return ", ".join(f"{rate:g}" for rate in rates) or "-"
 
 
 class PilotRow(NamedTuple):
@@ -168,7 +196,7 @@ class PilotRow(NamedTuple):
 
 
 class PilotTable(NamedTuple):
-    text: str
+    text: str  # with its files where others have that name too
     tokens: int
     rates: tuple[float, ...]
     rows: tuple[PilotRow, ...]
@@ -181,8 +209,11 @@ class PilotTable(NamedTuple):
 
 def pilot_tables(results: Iterable[Result]) -> list[PilotTable]:
     """Every contender that has a pilot here or in the paper, in every table; without results, the paper's alone."""
-    groups = _by_text_and_budget(results) or {(WIKITEXT, FULL.pilot_tokens): []}
-    return [_pilot_table(text, tokens, found) for (text, tokens), found in groups.items()]
+    groups = _by_text_and_budget(results) or {(WIKITEXT, "", FULL.pilot_tokens): []}
+    return [
+        _pilot_table(_told_text(text, files, _is_ambiguous(text, groups)), tokens, found)
+        for (text, files, tokens), found in groups.items()
+    ]
 
 
 def _pilot_table(text: str, tokens: int, results: Sequence[Result]) -> PilotTable:
@@ -196,7 +227,8 @@ def _pilot_row(contender: str, results: Sequence[Result]) -> PilotRow:
     ours = by_rate(results)
     ladder = sorted({*RATES, *(thousandth / 1000 for thousandth in range(5, 9)), *ours})
     paper = {rate: number for rate in ladder if (number := paper_pilot(contender, rate)) is not None}
-    return PilotRow(contender, ours, paper, min(ours, key=lambda rate: ours[rate], default=None))
+    finished = [rate for rate in ours if math.isfinite(ours[rate])]
+    return PilotRow(contender, ours, paper, min(finished, key=lambda rate: ours[rate], default=None))
 
 
 def told_pilots(results: Sequence[Result]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ class ModelSettings:
     n_layers: int = 6
 
     def mixer_options(self) -> dict[str, Any]:
-        return {**PAPER_OPTIONS.get(self.mixer, {}), **dict(map(parse_option, self.options))}
+        return {**PAPER_OPTIONS.get(self.mixer, {}), **parse_options(self.options)}
 
     def config(self, vocab_size: int) -> ModelConfig:
         return ModelConfig(vocab_size, self.d_model, self.n_layers, self.mixer, self.mixer_options())
@@ -175,12 +175,27 @@ class LanguageRun:
         return {**model, **asdict(self.protocol), "betas": list(self.protocol.betas)}
 
 
-def parse_option(text: str) -> tuple[str, Any]:
-    """`name=value` with the value as JSON has it, or else as a string."""
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise ValueError(f"options must look like name=value, but one is {text!r}")
+def parse_options(texts: Iterable[str]) -> dict[str, Any]:
+    """Each `name=value` once, with the value as JSON has it, or else as a string."""
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ValueError(f"options must look like name=value, but one is {text!r}")
+        if name in options:
+            raise ValueError(f"options has {name} twice: {options[name]} and {value}")
+        options[name] = _value(name, value)
+    return options
+
+
+def _value(name: str, text: str) -> Any:
+    """Infinite numbers, which JSON has no word for, could not be written into the run's files."""
     try:
-        return name, json.loads(value)
+        value = json.loads(text)
     except json.JSONDecodeError:
-        return name, value
+        return text
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"options must be finite, but {name} is {text}") from error
+    return value

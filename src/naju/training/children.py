@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 
 
 @contextlib.contextmanager
@@ -20,3 +23,15 @@ def deaf_to_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, heard)
+
+
+def end_with_parent() -> None:
+    """Called first in a child: it ends when its parent was killed, and does not wait for work that never comes."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

@@ -86,7 +86,7 @@ def test_text_reports_missing_altered_and_misplaced_reviews(imdb):
 
 @pytest.fixture
 def aan(tmp_path, monkeypatch):
-    monkeypatch.setattr(retrieval, "PAIRS", {"train": 3, "validation": 2, "test": 1})
+    monkeypatch.setattr(retrieval, "PAIRS", {"train": 3, "validation": 2, "test": 2})
     folder = tmp_path / "lra_release" / "tsv_data"
     folder.mkdir(parents=True)
     for split, count in retrieval.PAIRS.items():
@@ -103,7 +103,7 @@ def test_retrieval_reads_pairs(aan):
     assert train.sequence(3).tobytes() == ("other é " * 1000).encode()[:4000]
     assert len(train.sequence(1)) == 0
     assert train.lengths.tolist() == [11, 4000, 4000]
-    assert [len(part) for part in splits.values()] == [3, 2, 1]
+    assert [len(part) for part in splits.values()] == [3, 2, 2]
 
 
 def test_retrieval_reports_truncation_and_strange_rows(aan):
@@ -118,6 +118,11 @@ def test_retrieval_reports_truncation_and_strange_rows(aan):
     path.write_text("maybe\tid\tid\tone\tother\n", encoding="utf-8")
     with pytest.raises(DamagedDataError, match=r"row 1 of .* 'maybe'"):
         retrieval.read(aan)
+    path.write_text("".join(["0.0\tid\tid\tone\tother\n"] * 3), encoding="utf-8")
+    with pytest.raises(DamagedDataError, match="has 0 citations among its 3 pairs"):
+        retrieval.read(aan)
+    path.write_text(rows[0] + '1.0\tid\tid\t"Who?" is asked\t"other\n' + rows[2], encoding="utf-8")
+    assert retrieval.read(aan)["train"].sequence(2).tobytes() == b'"Who?" is asked'
     path.write_bytes(b"0.0\tid\tid\t\xff\tother\n")
     with pytest.raises(DamagedDataError, match="cannot be read"):
         retrieval.read(aan)

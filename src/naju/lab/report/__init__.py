@@ -68,8 +68,8 @@ def build_page(reading: Reading, pages: Sequence[Page] = ()) -> str:
 
 
 def _suite(reading: Reading) -> list[Model]:
-    """Runs with options that only a sweep sets are on the sweep's page."""
-    return group_models([result for result in reading.results if not is_of_sweep(result.config)])
+    """Runs that are a row of a sweep by their options are on the sweep's page."""
+    return group_models([one for one in reading.results if not is_of_sweep(one.mixer, one.variant)])
 
 
 def _measured(models: list[Model]) -> dict[str, Any]:

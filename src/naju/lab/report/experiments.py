@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from naju.lab.ablations import PAPER_SEEDS, SWEEPS, Sweep, SweepRow, SweepTable, paper_cell, sweep_tables
-from naju.lab.comparison import Comparison
+from naju.lab.comparison import Comparison, told_seeds
 from naju.lab.diagnostic_run import EXPERIMENT
 from naju.lab.diagnostics import FULL, SUCCESS
 from naju.lab.lra import CHOICES, COMPARED, Lra, LraCell, departures, lra_rows, model_label
@@ -149,7 +149,7 @@ def _recall_table(table: RecallTable) -> Table:
 
 def _recall_row(row: RecallRow) -> Row:
     rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row.rates.values())) or "diverged"
-    facts = (str(row.width), str(len(row.rates)), str(row.tried), rates)
+    facts = (str(row.width), told_seeds(len(row.rates), row.diverged), str(row.tried), rates)
     numbers = (_compared(row.overall, 3), _compared(row.hardest, 3))
     return Row(row.contender.label, (*(Cell((fact,)) for fact in facts), *numbers))
 

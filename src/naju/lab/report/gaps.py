@@ -32,6 +32,7 @@ class SeedCounts:
 
     label: str
     counts: tuple[int | None, ...]
+    planned: bool = True  # else nothing is missing of it, whatever there is
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Deviation:
 def seed_counts(models: Sequence[Model]) -> list[SeedCounts]:
     """Every model of ours and of the paper, so that an empty row is a model that was not run."""
     rows = [
-        SeedCounts(label, tuple(_seeds(task, model, row) for task in TASKS))
+        SeedCounts(label, tuple(_seeds(task, model, row) for task in TASKS), _is_planned(label, row))
         for label, model, row in side_by_side(models)
     ]
     present = {model.mixer for model in models}
@@ -54,7 +55,8 @@ def seed_counts(models: Sequence[Model]) -> list[SeedCounts]:
 
 def missing_seeds(counts: Sequence[SeedCounts]) -> int:
     """Runs to go until every cell has as many seeds as the paper's."""
-    return sum(max(diagnostics().seeds - count, 0) for row in counts for count in row.counts if count is not None)
+    planned = (count for row in counts if row.planned for count in row.counts if count is not None)
+    return sum(max(diagnostics().seeds - count, 0) for count in planned)
 
 
 def deviations(models: Sequence[Model]) -> list[Deviation]:
@@ -66,6 +68,10 @@ def deviations(models: Sequence[Model]) -> list[Deviation]:
             here = tuple(f"{_shown(value)} ({_where(places, models)})" for value, places in used.items())
             found.append(Deviation(NAMES[name], _shown(usual), here))
     return found
+
+
+def _is_planned(label: str, row: PaperModel | None) -> bool:
+    return row is not None or label in map(family, BESIDE_THE_PAPER)
 
 
 def _seeds(task: str, model: Model | None, row: PaperModel | None) -> int | None:

@@ -35,7 +35,6 @@ from naju.lab.wikitext_tables import (
     told,
     told_number,
     told_pilot,
-    told_rates,
 )
 
 COMPARABLE = (
@@ -100,9 +99,9 @@ def _rate_notes(tables: list[PerplexityTable], reading: Reading) -> list[str]:
     """Where the learning rates of the runs come from, as the pilots stand now."""
     notes = []
     for table in tables:
-        used = {(row.shape.contender, rate) for row in table.rows for rate in row.rates}
+        used = {(row.shape.contender, row.rate) for row in table.rows if row.rate is not None}
         for contender, rate in sorted(used):
-            chosen = chosen_rate(contender, table.text, reading.of(PILOT))
+            chosen = chosen_rate(contender, table.text, reading.of(PILOT), table.files)
             origin = chosen.origin if chosen.value == rate else f"not the {chosen.value:g} that is {chosen.origin}"
             notes.append(f"{contender} on {table.text}: learning rate {rate:g}, {origin}.")
     return list(dict.fromkeys(notes))
@@ -117,7 +116,7 @@ def _perplexity_row(row: Perplexities, *, differs: bool) -> Row:
     ratio = Cell((told(row.ratio, ".3f"), *([f"paper {row.paper_ratio:.3f}"] if row.paper_ratio is not None else [])))
     cost = told(row.parameters, ","), told(row.peak_gib, ".2f")
     numbers = [_perplexity(number, differs=differs) for number in (row.validation, row.test)]
-    known = (Cell((str(len(row.validation.values)),)), Cell((told_rates(row.rates),)))
+    known = (Cell((row.seeds,)), Cell((told(row.rate, "g"),)))
     return Row(row.label, (*known, *numbers, ratio, *(Cell((fact,)) for fact in cost)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,14 +213,20 @@ def curve_of(points: Sequence[Sequence[Any]]) -> list[tuple[int, float, float | 
     return [_curve_point(*point) for point in points]
 
 
+# Sizes and budgets that the paper has rows for; every other change makes another experiment.
+PAPERS_VARIANT = re.compile(r"default|(d\d+-n\d+)?-?(3x-epochs)?")
+
+
 def group_models(results: Sequence[Result]) -> list[Model]:
-    """Models in the paper's order, Naju first; those the paper does not have come after them."""
+    """Models in the paper's order, Naju first; those the paper does not have come after them. Beside a row of the
+    paper's stand only runs of its protocol: what was changed otherwise is in the label."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in sorted(results, key=_order):
         groups.setdefault((result.mixer, result.variant), []).append(result)
     models: list[Model] = []
     for (mixer, variant), runs in groups.items():
-        row = next((row for row in diagnostics().models if row.is_like(**_identity(runs[0]))), None)
+        alike = (row for row in diagnostics().models if row.is_like(**_identity(runs[0])))
+        row = next(alike, None) if PAPERS_VARIANT.fullmatch(variant) else None
         label = row.label if row else family(mixer)
         taken = label in {model.label for model in models}
         named = variant != "default" and (taken or row is None)

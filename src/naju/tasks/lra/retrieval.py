@@ -1,6 +1,7 @@
 """Retrieval: does one paper of the ACL anthology cite the other? Two texts of at most 4,000 bytes each.
 
-The release is a TSV file a split: label (0.0 or 1.0), two identifiers, two texts. It may not be redistributed.
+The release is a TSV file a split: label (0.0 or 1.0), two identifiers, two texts, in which quotation marks mean
+nothing. It may not be redistributed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ SOURCE = (
 )
 LABELS = {"0.0": 0, "1.0": 1, "0": 0, "1": 1}
 COLUMNS = 5
+LEAST_SHARE = 0.25  # of either label: there are as many of one as of the other, or nearly
 
 
 def read(folder: Path) -> dict[str, Examples]:
@@ -42,6 +44,8 @@ def _split(folder: Path, split: str) -> Examples:
         labels.append(LABELS[row[0]])
         texts += [text.encode() for text in row[3:]]
     check_count(f"the pairs of {path.name}", len(labels), PAIRS[split])
+    if not LEAST_SHARE <= sum(labels) / len(labels) <= 1 - LEAST_SHARE:
+        raise DamagedDataError(f"{path.name} has {sum(labels)} citations among its {len(labels)} pairs, not about half")
     return byte_examples(texts, labels, LENGTH)
 
 
@@ -49,7 +53,7 @@ def _rows(path: Path) -> Iterator[list[str]]:
     limit = csv.field_size_limit(1 << 27)  # whole papers are longer than what the module takes for a mistake
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            yield from csv.reader(file, delimiter="\t")
+            yield from csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
     except (csv.Error, UnicodeDecodeError) as error:
         raise DamagedDataError(f"{path.name} cannot be read: {error}") from error
     finally:
