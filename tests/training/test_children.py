@@ -25,12 +25,11 @@ time.sleep(100)
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for a process in /proc")
 def test_a_child_ends_when_its_parent_is_killed():
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = Path("/proc") / parent.stdout.readline().strip() / "stat"
-    assert child.exists()
-    parent.kill()
-    parent.wait()
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = Path("/proc") / parent.stdout.readline().strip() / "stat"
+        assert child.exists()
+        parent.kill()
     end = time.monotonic() + 20
     while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < end:
         time.sleep(0.05)
