@@ -39,8 +39,8 @@ TITLES = {
 }
 INTERVAL = (
     "In brackets after a difference: its 95 % interval over seeds, by Student's t with the smaller number of seeds "
-    "less one as its degrees of freedom. A single seed of ours has none. Deviations are sample standard deviations; "
-    "the paper does not always say which it prints."
+    "less one as its degrees of freedom, and wider by half of the paper's last digit. A single seed of ours has none. "
+    "Deviations are sample standard deviations; the paper does not always say which it prints."
 )
 
 
