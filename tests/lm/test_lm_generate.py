@@ -225,3 +225,24 @@ def test_a_model_without_a_tokenizer_says_what_to_give(folder: Path, capsys: pyt
     assert stop.value.code == 2
     assert "has no tokenizer.json; say with --tokenizer which one to use" in capsys.readouterr().err
     generate(folder, "--tokenizer", "bytes", "--max-new-tokens", 1)
+
+
+def test_words_keep_the_blank_that_a_decoder_takes_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("tokenizers")
+    vocabulary = {"<eos>": 0, "▁the": 1, "▁king": 2, "▁and": 3, "▁queen": 4}
+    engine = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token="<eos>"))
+    engine.pre_tokenizer, engine.decoder = library.pre_tokenizers.Metaspace(), library.decoders.Metaspace()
+    tokenizer = Tokenizer(engine, "words")
+    writer = Writer(build(vocabulary=5), tokenizer)
+    scripted(monkeypatch, [3, 1, 4])
+    assert writer.read("the king") + "".join(writer.write(1, GREEDY)) == "the king and"
+    assert "".join(Writer(build(vocabulary=5), tokenizer, writer.pause()).write(2, GREEDY)) == " the queen"
+
+
+def test_a_model_knows_the_end_of_text_it_learned_with(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    other = Tokenizer(tokenizer._engine, "bytes", 7)
+    other.save_with_model(tmp_path)
+    assert load_tokenizer(tmp_path).vocabulary.end_of_text == 7
+    (tmp_path / "end_of_text.json").write_text("[]")
+    with pytest.raises(ValueError, match="does not tell the end of text"):
+        load_tokenizer(tmp_path)

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 from processes import CONTEXT
-from tiny_language import PLACE, prepare, run, split
+from tiny_language import END, PLACE, prepare, run, split
 from torch.nn import functional as F
 
 from naju.cli import main
 from naju.layers.diagonal_scan import diagonal_scan
 from naju.lm.config import Execution, ModelSettings, Protocol
+from naju.lm.distributed import joined
 from naju.lm.folder import load_model
-from naju.lm.train import Reader, build_learner, train_language_model
+from naju.lm.train import Reader, build_learner, check_run, train_language_model
 from naju.models import LanguageModel
 from naju.training import Reporter, StoppedError
 from naju.training.checkpoint import BEFORE, NEWEST
@@ -40,7 +41,7 @@ def data(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("data"))
 
 
-def go(settings, folder, *, stop_after=None, notes=None):
+def go(settings, folder, *, stop_after=None, notes=None, place=PLACE):
     folder.mkdir(exist_ok=True)
     seen = []
     reporter = Reporter(
@@ -48,7 +49,7 @@ def go(settings, folder, *, stop_after=None, notes=None):
         note=(lambda sentence: None) if notes is None else notes.append,
         stop=lambda: stop_after is not None and bool(seen) and seen[-1] >= stop_after,
     )
-    return train_language_model(settings, folder, PLACE, reporter)
+    return train_language_model(settings, folder, place, reporter)
 
 
 def ending(folder):
@@ -121,6 +122,24 @@ def test_the_tokenizer_goes_with_the_best_model(tmp_path):
     (folder / "tokenizer.json").write_text("{}")
     go(run(folder), tmp_path / "run")
     assert (tmp_path / "run" / "best" / "tokenizer.json").read_text() == "{}"
+    assert json.loads((tmp_path / "run" / "best" / "end_of_text.json").read_text()) == {"end_of_text": END}
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_with_other_metrics_than_it_had_a_run_begins_again(data, tmp_path, parallel):
+    settings, notes = run(data, execution={"parallel": parallel}), []
+    with joined(settings.execution) as place:
+        go(settings, tmp_path / "whole", place=place)
+        with pytest.raises(StoppedError):
+            go(settings, tmp_path / "hurt", stop_after=7, place=place)
+        metrics = tmp_path / "hurt" / METRICS
+        metrics.write_bytes(metrics.read_bytes()[:50])
+        with pytest.raises(StoppedError):
+            go(settings, tmp_path / "hurt", notes=notes, stop_after=3, place=place)
+        go(settings, tmp_path / "hurt", notes=notes, place=place)
+    assert len(notes) == 1
+    assert notes[0].endswith("at the checkpoint of step 7; the run begins again")
+    assert ending(tmp_path / "hurt") == ending(tmp_path / "whole")
 
 
 def test_micro_batches_add_up_to_the_update(data, tmp_path):
@@ -201,6 +220,10 @@ def test_which_parameters_decay(data):
     assert "backbone.embedding.weight" in names
     assert not [name for name in names if name.endswith((".bias", ".D", "A_log", "norm.weight"))]
     assert {group["weight_decay"] for group in groups} == {0.0, 0.1}
+    for mixer, free in {"rwkv": (".bias", "norm.weight", ".bonus", ".mix"), "mlstm": (".bias", "norm.weight")}.items():
+        learner = build_learner(run(data, weight_decay=0.1, mixer=mixer, options=("n_heads=2",)), 17, PLACE)
+        decayed = {id(p) for group in learner.optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+        assert not [n for n, p in learner.model.named_parameters() if id(p) in decayed and n.endswith(free)]
     everything = build_learner(run(data, weight_decay=0.1, decay_all=True), 17, PLACE).optimizer.param_groups
     assert {group["weight_decay"] for group in everything} == {0.1}
 
@@ -228,6 +251,7 @@ def test_the_defaults_are_the_papers():
     [
         ({"tokens_per_update": 100}, "tokens_per_update must be a positive multiple of the length 16, but is 100"),
         ({"tokens": 5}, "tokens must allow one update of 128 tokens, but is 5"),
+        ({"betas": (0.9, 1.0)}, r"betas must lie in \[0, 1\), but are 0.9, 1.0"),
         ({"options": ("f_bias=-Infinity",)}, "options must be finite, but f_bias is -Infinity"),
         ({"options": ("d_state",)}, "options must look like name=value, but one is 'd_state'"),
         ({"execution": {"keep": 1}}, "keep must be at least 2, so that one is good if another is not, but is 1"),
@@ -338,3 +362,14 @@ def test_another_config_in_the_same_folder_is_refused(data, tmp_path, capsys):
         main([*arguments, "--lr", "0.5"])
     assert stop.value.code == 2
     assert "was begun with another lr" in capsys.readouterr().err
+
+
+def test_validations_are_as_many_as_asked_for_or_fewer(data, tmp_path):
+    go(run(data, tokens=11 * 128, execution={"validations": 6}), tmp_path)
+    assert [row["step"] for row in read_metrics(tmp_path) if row["validation_loss"] is not None] == [2, 4, 6, 8, 10, 11]
+
+
+def test_a_split_of_one_token_is_refused_before_anything_is_trained(tmp_path):
+    folder = prepare(tmp_path / "data", train=3000, validation=1)
+    with pytest.raises(ValueError, match="the validation split must have two tokens at least, but has 1"):
+        check_run(run(folder), PLACE)

@@ -290,3 +290,20 @@ def test_the_real_files_have_their_known_counts(tmp_path: Path, monkeypatch: pyt
         "test": {"tokens": 286_221 - 2 + 60, "documents": 60},
         "validation": {"tokens": 249_887 - 2 + 60, "documents": 60},
     }
+
+
+def test_a_short_last_document_is_not_all_that_is_held_out(tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "a.txt").write_text("many words " * 1000)
+    (folder / "b.txt").write_text("The end.")
+    manifest = prepare(config(folder, tmp_path / "out", validation_share=0.05, layout="plain"))
+    held_out = manifest["splits"]["validation"]["tokens"]
+    assert 0.02 <= held_out / (held_out + manifest["splits"]["train"]["tokens"]) <= 0.06
+
+
+def test_a_finished_folder_must_still_have_its_tokenizer(source: Path, tmp_path: Path) -> None:
+    prepare(config(source, tmp_path / "out"))
+    (tmp_path / "out" / "tokenizer.json").unlink()
+    with pytest.raises((OSError, ValueError), match=r"tokenizer\.json"):
+        prepare(config(source, tmp_path / "out"))

@@ -79,6 +79,8 @@ class Protocol:
             raise ValueError(
                 f"tokens must allow one update of {self.tokens_per_update:,} tokens, but is {self.tokens:,}"
             )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), but are {', '.join(map(str, self.betas))}")
         self.training(bf16=False)
 
     @property

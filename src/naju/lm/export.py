@@ -82,7 +82,7 @@ def save_huggingface(model: LanguageModel, tokenizer: Tokenizer | None, folder: 
 def save_plain(model: LanguageModel, tokenizer: Tokenizer | None, folder: Path) -> None:
     save_model(model, folder)
     if tokenizer is not None:
-        tokenizer.save(folder)
+        tokenizer.save_with_model(folder)
 
 
 def save_step(model: LanguageModel, tokenizer: Tokenizer | None, folder: Path) -> None:
@@ -119,5 +119,4 @@ def _without_bars() -> Iterator[None]:
 def _tokenizer(config: ExportConfig) -> Tokenizer | None:
     if config.tokenizer is not None:
         return load_tokenizer(config.tokenizer)
-    own = config.model / TOKENIZER
-    return load_tokenizer(own) if own.is_file() else None
+    return load_tokenizer(config.model) if (config.model / TOKENIZER).is_file() else None

@@ -93,12 +93,18 @@ class Writer:
         if pause is not None:
             _check_pause(pause, self._state, tokenizer.vocabulary.size)
             self._state, self._unread, self._text.held = pause.model, pause.last.tolist(), pause.held[0].tolist()
+            if not self._text.held:
+                self._text.follow(self._unread)
 
     def read(self, prompt: str) -> str:
         """Returns the prompt, after what was held back before it."""
         tokens = self._tokenizer.encode(prompt)
+        if not tokens:
+            return ""
         self._unread += tokens
-        return self.finish() + prompt if tokens else ""
+        shown = self.finish() + prompt
+        self._text.follow(tokens)
+        return shown
 
     def write(self, count: int, sampling: Sampling) -> Iterator[str]:
         """Up to `count` tokens as text, piece by piece; an end of text ends it and is not shown."""
@@ -181,4 +187,4 @@ def _tokenizer(config: GenerateConfig) -> Tokenizer:
         raise FileNotFoundError(
             f"model folder {config.model} has no {TOKENIZER}; say with --tokenizer which one to use"
         )
-    return load_tokenizer(config.model / TOKENIZER)
+    return load_tokenizer(config.model)

@@ -130,8 +130,10 @@ def _everything(name: str, parameter: nn.Parameter) -> bool:
 
 
 def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Not biases, D and norms, nor A_log, whose zero is no neutral value."""
-    return parameter.dim() > 1 and not name.endswith("A_log")
+    """Not biases, D and norms, also those that a head has of its own, nor what has no neutral zero: A_log of Mamba, the
+    shares of mixed tokens and the bonus of RWKV."""
+    *_, owner, own = ("", *name.split("."))
+    return parameter.dim() > 1 and owner != "norm" and own not in ("bias", "A_log", "mix", "bonus")
 
 
 def compile_blocks(model: LanguageModel) -> None:

@@ -18,8 +18,17 @@ from tqdm import tqdm
 
 from naju.lm.shards import EncodedShard, encode_sources
 from naju.lm.sources import Layout, Source, find_sources
-from naju.lm.token_files import MANIFEST, OFFSET, Part, Vocabulary, open_split, read_manifest, write_token_files
-from naju.lm.tokenizer import Tokenizer, load_tokenizer
+from naju.lm.token_files import (
+    MANIFEST,
+    OFFSET,
+    Part,
+    Vocabulary,
+    check_file,
+    open_split,
+    read_manifest,
+    write_token_files,
+)
+from naju.lm.tokenizer import TOKENIZER, Tokenizer, load_tokenizer
 from naju.training.files import clear_away
 
 SHARDS = ".shards"
@@ -105,6 +114,7 @@ def _finished(folder: Path, request: dict[str, Any], tokenizer: Tokenizer) -> di
             f"out folder {folder} holds token files of another source, tokenizer or options, as its {MANIFEST} says; "
             "choose another folder, or remove that one"
         )
+    check_file(folder / TOKENIZER, manifest["tokenizer"], verify=True)
     for split in manifest["splits"]:
         open_split(folder, split, verify=True)
     return manifest
@@ -145,12 +155,12 @@ def _parts(shards: Iterable[EncodedShard]) -> Iterator[Part]:
 
 
 def _held_out_from(shards: list[EncodedShard], share: float) -> int:
-    """Where validation begins: with a document, if one begins in the last share, else inside the last document."""
+    """Where validation begins: with a document, if one leaves it at least half of the share, else inside of one."""
     starts = np.cumsum([0, *(shard.tokens for shard in shards)])
     ends = np.concatenate([shard.ends.astype(np.int64) + start for shard, start in zip(shards, starts, strict=False)])
     total = int(starts[-1])
-    place = min(max(1, round(total * (1 - share))), total - 1)
-    later = ends[(ends >= place) & (ends < total)]
+    place = max(1, min(round(total * (1 - share)), total - 2))
+    later = ends[(ends >= place) & (2 * (total - ends) >= total - place)]
     return int(later[0]) if len(later) else place
 
 

@@ -20,19 +20,19 @@ from naju.lm.folder import save_model
 from naju.lm.learner import LanguageLearner
 from naju.lm.sharded_checkpoint import FOLDER as SHARDED
 from naju.lm.sharded_checkpoint import ShardedCheckpoints
-from naju.lm.tokenizer import TOKENIZER
+from naju.lm.tokenizer import copy_tokenizer
 from naju.models import LanguageModel
 from naju.training.checkpoint import NEWEST, Checkpoint, Checkpoints
-from naju.training.files import write_whole
-from naju.training.metrics import Metrics
+from naju.training.metrics import METRICS, Metrics, checksum, read_metrics
 
 BEST = "best"
+BEGINNING = {"step": 0, "seconds": 0.0}
 
 
 class Record:
     """Opening it puts the learner where the newest good checkpoint left it, and drops the metrics beyond that step.
 
-    All processes make the same calls. `tokenizer` is a file that goes with the best model, if it is there.
+    All processes make the same calls. The tokenizer of `data` goes with the best model, if it is there.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Record:
         folder: Path,
         learner: LanguageLearner,
         *,
-        tokenizer: Path,
+        data: Path,
         keep: int,
         allow: Callable[[], None],
         note: Callable[[str], None],
     ) -> None:
-        self.folder, self.learner, self.place, self.tokenizer = folder, learner, learner.place, tokenizer
+        self.folder, self.learner, self.place, self.data = folder, learner, learner.place, data
         self.checkpoints: Checkpoints | ShardedCheckpoints = (
             ShardedCheckpoints(folder, self.place, learner.tensors, allow=allow, keep=keep)
             if self.place.kind == "fsdp"
@@ -74,9 +74,22 @@ class Record:
         facts: dict[str, Any] | None = self.place.agree(None if found is None else found.facts)
         if facts is None:
             self._refuse_the_other_kind(sharded=sharded)
-            return {"step": 0, "seconds": 0.0}
+            return BEGINNING
+        if not self.place.agree(self._has_its_lines(facts) if self.place.is_first else None):
+            note(
+                f"{METRICS} does not hold the lines that it had at the checkpoint of step {facts['step']}; "
+                "the run begins again"
+            )
+            if isinstance(self.checkpoints, ShardedCheckpoints):
+                self.checkpoints.begin_again()
+            return BEGINNING
         self.learner.restore(found.tensors if sharded and found is not None else self._spread(found))
         return facts
+
+    def _has_its_lines(self, facts: dict[str, Any]) -> bool:
+        """Else losses since the last line and the best model would be others than they were."""
+        known = checksum(row for row in read_metrics(self.folder) if row["step"] <= facts["step"])
+        return "lines" not in facts or facts["lines"] == known
 
     def _refuse_the_other_kind(self, *, sharded: bool) -> None:
         """Else a run would begin again in a folder that holds its checkpoints."""
@@ -122,7 +135,7 @@ class Record:
             self.metrics.sync()
         tensors = self.learner.tensors()
         if self.place.is_first or self.place.kind == "fsdp":
-            self.checkpoints.save(tensors, {"step": step, "seconds": self.seconds})
+            self.checkpoints.save(tensors, {"step": step, "seconds": self.seconds, "lines": checksum(self.rows)})
         self._saved = time.perf_counter()
 
     def save_if_older(self, seconds: float, step: int) -> None:
@@ -136,5 +149,4 @@ class Record:
             model = LanguageModel(self.learner.model.config)  # type: ignore[arg-type]
             model.load_state_dict(weights, assign=True)
             save_model(model, self.folder / BEST)
-            if self.tokenizer.exists():
-                write_whole(self.folder / BEST / TOKENIZER, self.tokenizer.read_bytes())
+            copy_tokenizer(self.data, self.folder / BEST)

@@ -28,7 +28,7 @@ from naju.lm.distributed import Place
 from naju.training.checkpoint import Checkpoint
 from naju.training.files import sync_folder, write_json
 
-FOLDER, COMPLETE, METADATA = "sharded", "complete.json", ".metadata"
+FOLDER, COMPLETE, METADATA, DAMAGED = "sharded", "complete.json", ".metadata", ".damaged"
 
 
 class ShardedCheckpoints:
@@ -63,25 +63,39 @@ class ShardedCheckpoints:
             shutil.rmtree(whole, ignore_errors=True)
             os.replace(partial, whole)
             sync_folder(self.folder)
-            for old in self._found()[self.keep :]:
+            for old in self.found()[self.keep :]:
                 shutil.rmtree(old)
         self.place.wait_for_all()
 
     def load(self, report: Callable[[str], None]) -> Checkpoint | None:
-        """The newest good one; a damaged one is reported and passed over."""
-        for path in self.place.agree(self._found()):
+        """The newest good one; a damaged one is reported and put aside, where it takes no other's place."""
+        for path in self.place.agree(self.found()):
             problem = self._problem(path)
             if self.place.any(problem is not None):
                 report(problem or f"checkpoint {path.name} is damaged: another process found it so")
+                self._put_aside(path)
                 continue
             tensors = {name: torch.empty_like(tensor) for name, tensor in self.tensors().items()}
             load(tensors, storage_reader=PlainReader(path))
             return Checkpoint(tensors, _read_complete(path)["facts"])
         return None
 
-    def _found(self) -> list[Path]:
+    def begin_again(self) -> None:
+        """Nothing that is there belongs to the run any more."""
+        for path in self.place.agree(self.found()):
+            self._put_aside(path)
+
+    def found(self) -> list[Path]:
         """Newest first."""
-        return sorted(self.folder.glob("step-*"), reverse=True)
+        there = self.folder.glob("step-*")
+        return sorted((path for path in there if path.suffix != DAMAGED), reverse=True)
+
+    def _put_aside(self, path: Path) -> None:
+        if self.place.is_first:
+            aside = path.with_name(f"{path.name}{DAMAGED}")
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(path, aside)
+        self.place.wait_for_all()
 
     def _problem(self, path: Path) -> str | None:
         """Each process looks at its share of the files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from naju.lm.token_files import MANIFEST, Tokens, Vocabulary, check_file, read_manifest
-from naju.training.files import write_whole
+from naju.training.files import write_json, write_whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER, END_FILE = "tokenizer.json", "end_of_text.json"
 SAMPLE_TOKENIZER = Path(__file__).with_name("sample_tokenizer.json")
+CONTEXT = 8  # tokens before one that its text may depend on
 GPT2 = "openai-community/gpt2"
 END_OF_TEXT = "<|endoftext|>"
 # What other vocabularies call the token that ends a document.
@@ -78,6 +80,11 @@ class Tokenizer:
         write_whole(folder / TOKENIZER, content)
         return {"name": self.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
+    def save_with_model(self, folder: Path) -> None:
+        """With the end of text, which the tokenizer's own file does not tell."""
+        self.save(folder)
+        write_json(folder / END_FILE, {"end_of_text": self.vocabulary.end_of_text})
+
 
 class TextStream:
     """Turns tokens into text as they come. What may be the first bytes of a character waits in `held` for the rest."""
@@ -103,6 +110,10 @@ class TextStream:
         self._before, self.held = self.held or self._before, []
         return text
 
+    def follow(self, tokens: Sequence[int]) -> None:
+        """These have been shown by somebody else; what comes next stands behind them."""
+        self._before = list(tokens[-CONTEXT:])
+
 
 def load_tokenizer(name: str | Path, end_of_text: str | None = None) -> Tokenizer:
     """`bytes`, `gpt2`, `sample`, a `tokenizer.json`, or a folder: of token files, with a `tokenizer.json`, or with
@@ -120,8 +131,29 @@ def load_tokenizer(name: str | Path, end_of_text: str | None = None) -> Tokenize
     if (path / MANIFEST).exists():
         return _of_token_files(path)
     if (path / TOKENIZER).exists():
-        return Tokenizer(_from_json(path / TOKENIZER), path.name, end_of_text)
+        return Tokenizer(_from_json(path / TOKENIZER), path.name, end_of_text or _own_end_of_text(path))
     return Tokenizer(_from_two_files(path), path.name, end_of_text)
+
+
+def copy_tokenizer(data: Path, folder: Path) -> None:
+    """That of token files, if they have it, to a model that learned from them, as `save_with_model` would."""
+    if (data / TOKENIZER).exists():
+        write_whole(folder / TOKENIZER, (data / TOKENIZER).read_bytes())
+        write_json(folder / END_FILE, {"end_of_text": read_manifest(data)["end_of_text"]})
+
+
+def _own_end_of_text(folder: Path) -> int | None:
+    """What was written beside a model's tokenizer."""
+    path = folder / END_FILE
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_bytes())["end_of_text"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} does not tell the end of text: {error}") from error
+    if type(found) is not int:
+        raise ValueError(f"{path} does not tell the end of text: it is {found!r}")
+    return found
 
 
 def _rebuilt(content: str, name: str, end_of_text: int) -> Tokenizer:

@@ -23,7 +23,6 @@ from naju.lm.loss import perplexity
 from naju.lm.record import BEST, Record
 from naju.lm.recorded import RecordedUpdates, records
 from naju.lm.token_files import TokenSplit, open_split, read_manifest
-from naju.lm.tokenizer import TOKENIZER
 from naju.models import LanguageModel
 from naju.training import Reporter, Rhythm, StoppedError, seeded_initialisation
 from naju.training.checkpoint import Checkpoints
@@ -53,9 +52,9 @@ def train_language_model(
     reader = Reader(run, place)
     learner = build_learner(run, splits[TRAINING].vocab_size, place)
     folder.mkdir(parents=True, exist_ok=True)
-    keep, tokenizer = run.execution.keep, run.data / TOKENIZER
+    keep, data = run.execution.keep, run.data
     within = compiling() if run.execution.compile else nullcontext()
-    with within, Record(folder, learner, tokenizer=tokenizer, keep=keep, allow=allow, note=reporter.note) as record:
+    with within, Record(folder, learner, data=data, keep=keep, allow=allow, note=reporter.note) as record:
         with naming(lambda: _last_good(record)):
             speed = Training(run, learner, record, reader, splits, validated).run(reporter)
         _load_best(learner, folder)
@@ -69,6 +68,9 @@ def check_run(run: LanguageRun, place: Place) -> None:
     Reader(run, place)
     records(run, place)
     _order(run.protocol, splits[TRAINING])
+    for name, split in splits.items():
+        if len(split.tokens) < 2:
+            raise ValueError(f"the {name} split must have two tokens at least, but has {len(split.tokens)}")
     with torch.device("meta"):
         build_model(run, splits[TRAINING].vocab_size)
 
@@ -174,7 +176,7 @@ class Training:
         self.validated, self.order = validated, _order(protocol, self.text)
         self.rhythm = Rhythm(
             log_every=execution.log_every,
-            validate_every=max(1, self.last // execution.validations),
+            validate_every=-(-self.last // execution.validations),
             save_seconds=execution.save_seconds,
         )
 
@@ -238,8 +240,8 @@ def _last_good(record: Record) -> str:
     kept = record.checkpoints
     if isinstance(kept, Checkpoints):
         return str(record.place.agree(last_good(kept) if record.place.is_first else None))
-    newest = max(kept.folder.glob("step-*"), default=None)
-    return "there is no checkpoint yet" if newest is None else f"the last good checkpoint is {newest}"
+    there = kept.found()
+    return f"the last good checkpoint is {there[0]}" if there else "there is no checkpoint yet"
 
 
 def _load_best(learner: LanguageLearner, folder: Path) -> None:
