@@ -7,8 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from naju import LanguageModel, ModelConfig, NajuMixer, naju_scan
-from naju.analysis import layer_input, observe_layer, observe_scan
+from naju.analysis import layer_input, layer_sizes, observe_layer, observe_scan
 from naju.mixers import build_mixer
+from naju.models import backbone
 
 
 def scan_arguments(batch=2, length=5, d_inner=3, d_state=2):
@@ -77,3 +78,17 @@ def test_refusals_say_what_came_and_what_was_expected():
         observe_scan(h, f_logit, i_logit, B, C[:, :-1])
     with pytest.raises(TypeError, match="mixer must be a NajuMixer or a CoupledMixer, but is AttentionMixer"):
         observe_layer(build_mixer("attention", 8), torch.randn(1, 3, 8))
+
+
+def test_a_text_longer_than_a_piece_is_seen_whole(monkeypatch):
+    monkeypatch.setattr(backbone, "PIECE", 8)
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig(11, 8, 2, mixer_options={"d_state": 2}))
+    tokens = torch.randint(11, (1, 20))
+    assert layer_input(model, model.backbone.blocks[1].mixer, tokens).shape == (1, 20, 8)
+    assert len(layer_sizes(model.backbone, tokens)) == 2
+    with torch.no_grad():  # as before: in pieces
+        calls = []
+        model.backbone.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+        model(tokens)
+    assert len(calls) == 3

@@ -63,6 +63,37 @@ def test_kernels_give_outputs_and_gradients_of_float64(length, channels, states)
 
 
 @runs_kernel
+def test_kernels_take_blocks_of_channels_a_few_at_a_time(monkeypatch):
+    from naju.layers import diagonal_kernels as kernels
+
+    arguments = draw(5, 70, 64)
+    cotangents = [torch.randn(2, 5, 70), torch.randn(2, 70, 64)]
+    at_once = outcome(arguments, "triton", cotangents)
+    monkeypatch.setattr(kernels, "MOST_PARTS", 4 * 2 * 5 * 64)  # nine blocks, four at a time
+    for mine, theirs in zip(outcome(arguments, "triton", cotangents), at_once, strict=True):
+        assert relative_rms(mine.detach(), theirs.detach()) <= 1e-6
+
+
+@runs_kernel
+def test_kernels_sum_small_terms_of_a_long_sequence_too():
+    h, dt, A, B, C, _ = draw(20 * KERNEL_CHUNK, 2, 2)
+    drive = [torch.ones_like(tensor).requires_grad_() for tensor in (h, dt, A, B, C)]
+    drive[1] = (0.01 * torch.ones_like(dt)).requires_grad_()
+    drive[2] = (-torch.ones_like(A)).requires_grad_()
+    dy = torch.full_like(h, 2.0**-25).index_fill(1, torch.tensor([h.shape[1] - 1], device=DEVICE), 1.0)
+    exact = [tensor.detach().double().requires_grad_() for tensor in drive]
+    (mine,) = torch.autograd.grad(diagonal_scan(*drive, backend="triton")[0], [drive[2]], dy)
+    (theirs,) = torch.autograd.grad(diagonal_scan(*exact, backend="torch")[0], [exact[2]], dy.double())
+    assert relative_rms(mine, theirs) <= TOLERANCE[torch.float32, "gradient"]
+
+
+@runs_kernel
+def test_kernels_keep_the_state_in_the_precision_of_the_scan():
+    *drive, x = draw(5, 3, 4)
+    assert diagonal_scan(*drive, initial_state=x.bfloat16(), backend="triton")[1].dtype == torch.float32
+
+
+@runs_kernel
 def test_kernels_take_tensors_as_they_lie():
     h, dt, A, B, C, x = draw(20, 6, 8)
     turned = [tensor.detach().transpose(0, 1).contiguous().transpose(0, 1) for tensor in (h, dt, B, C)]
@@ -116,7 +147,7 @@ def compile_all(architecture, d_state):
 
     constants = kernels._constants(d_state, KERNEL_CHUNK)
     for kernel in (kernels.forward_kernel, kernels.backward_kernel):
-        integers = {"length", "rows", "d_inner", "d_state"}
+        integers = {"length", "rows", "first", "blocks", "d_inner", "d_state"}
         types = {name: "i32" if name in integers else "*fp32" for name in kernel.arg_names} | dict.fromkeys(
             constants, "constexpr"
         )

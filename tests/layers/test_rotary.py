@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from naju.layers.rotary import rotate
@@ -35,3 +36,15 @@ def test_the_first_pair_turns_by_one_radian_a_token():
 def test_the_precision_of_the_input_is_kept():
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         assert rotate(torch.ones(1, 1, 3, 4, dtype=dtype), torch.arange(3).unsqueeze(0)).dtype == dtype
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-10)])
+def test_scores_depend_on_the_distance_alone_however_far_along(dtype, tolerance):
+    q, k = (torch.randn(1, 1, 5, 16, dtype=dtype, generator=torch.Generator().manual_seed(n)) for n in (0, 1))
+
+    def scores(start):
+        position = torch.arange(start, start + 5).unsqueeze(0)
+        return rotate(q, position) @ rotate(k, position).transpose(-1, -2)
+
+    for start in (1000, 1_000_000):
+        assert (scores(start) - scores(0)).abs().max() <= 10 * tolerance

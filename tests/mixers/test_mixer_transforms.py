@@ -96,5 +96,5 @@ def test_second_derivatives_of_a_mixer_that_keeps_to_torch():
         return torch.autograd.grad(first.square().sum(), u)[0]
 
     assert difference(second(plain, u).double(), second(exact, u.detach().double().requires_grad_())) <= 1e-4
-    with pytest.raises(RuntimeError, match="cannot be differentiated; backend='chunked' can be"):
+    with pytest.raises(RuntimeError, match="cannot be differentiated; Naju with backend='chunked' can be"):
         second(small_mixer("naju", torch.float32, backend="cpu_compiled"), u)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from mixer_cases import run_in_pieces, run_in_steps
 from outside import assert_same_function, fla_reference
@@ -63,3 +64,15 @@ def test_a_short_convolution_is_one_of_queries_keys_and_values():
     moved = [F.silu(F.pad(part, (0, 0, 1, 0))[:, :-1]) for part in qkv]
     plain.project_in.register_forward_hook(lambda module, given, out: torch.cat([*moved, gate], dim=-1))
     assert torch.allclose(mixer(u)[0], plain(u)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"gate_rank": 0}, {"gate_temperature": 0.0}, {"gate_temperature": -1.0}])
+def test_gates_that_would_be_infinite_are_refused(options):
+    with pytest.raises(ValueError, match="must be positive"):
+        build_mixer("gla", 16, **options)
+
+
+def test_a_share_of_the_width_is_whole_if_it_is_nearly():
+    assert build_mixer("gla", 100, n_heads=1, expand_k=0.57).d_key == 57
+    with pytest.raises(ValueError, match="must be a positive multiple of n_heads"):
+        build_mixer("gla", 100, n_heads=1, expand_k=0.575)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from naju.analysis.memory_kernel import tau_e_from_logit
 from naju.mixers.naju import NajuMixer
-from naju.models.backbone import Backbone
+from naju.models.backbone import Backbone, unbroken
 from naju.scan import naju_scan
 
 
@@ -42,7 +42,8 @@ def layer_sizes(backbone: Backbone, tokens: Tensor) -> list[LayerSizes]:
 
     hooks = [block.register_forward_hook(look) for block in backbone.blocks]
     try:
-        backbone(tokens)
+        with unbroken():
+            backbone(tokens)
     finally:
         for hook in hooks:
             hook.remove()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from naju.analysis.checks import double, double_finite
 from naju.mixers.naju import NajuMixer, NajuState
+from naju.models.backbone import unbroken
 from naju.scan.dispatch import check_inputs
 
 
@@ -126,7 +127,8 @@ def layer_input(model: nn.Module, layer: nn.Module, *inputs: Any) -> Tensor:
     seen: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     try:
-        model(*inputs)
+        with unbroken():
+            model(*inputs)
     finally:
         hook.remove()
     if not seen:

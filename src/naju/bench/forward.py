@@ -75,8 +75,9 @@ def run_forward_bench(bench: ForwardBench) -> None:
     modules = build_all(bench.models, lambda name: _stack(bench, name))
     rows = []
     for length in lengths:
-        rows += _at_length(bench, modules, length)
-        path = save_rows("forward", rows[-len(modules) * len(bench.modes) :], bench.out)
+        measured = _at_length(bench, modules, length)
+        path = save_rows("forward", measured, bench.out)
+        rows += measured
     print(f"rows appended to {path}")
     if bench.plot is not None:
         from naju.bench.forward_plot import draw_times

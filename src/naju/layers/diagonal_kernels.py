@@ -21,15 +21,16 @@ from naju.scan.on_gpu import interpreted
 from naju.scan.triton_chunked.algebra import LN2, LOG2E, exp2
 
 CELLS = 512  # of the state, in one program
+MOST_PARTS = 2**28  # numbers that the blocks of channels have for dB together, and as many for dC
 
 
 @triton.jit
-def place(d_inner, d_state, BD: tl.constexpr, BN: tl.constexpr):
-    """This program's block of channels, its sequence, its channels and entries, and where its cells are in a state."""
-    blocks = tl.cdiv(d_inner, BD)
+def place(first, blocks, d_inner, d_state, BD: tl.constexpr, BN: tl.constexpr):
+    """This program's block of channels, of `blocks` from the `first` on, its sequence, its channels and entries, and
+    where its cells are in a state."""
     block = (tl.program_id(0) % blocks).to(tl.int64)
     sequence = (tl.program_id(0) // blocks).to(tl.int64)
-    channel = block * BD + tl.arange(0, BD)
+    channel = (first + block) * BD + tl.arange(0, BD)
     entry = tl.arange(0, BN)
     is_cell = (channel < d_inner)[:, None] & (entry < d_state)[None, :]
     return block, sequence, channel, entry, channel[:, None] * d_state + entry[None, :], is_cell
@@ -64,7 +65,7 @@ def forward_kernel(
     BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    _, sequence, channel, entry, cell, is_cell = place(d_inner, d_state, BD, BN)
+    _, sequence, channel, entry, cell, is_cell = place(0, tl.cdiv(d_inner, BD), d_inner, d_state, BD, BN)
     size = d_inner * d_state
     rates = tl.load(A + cell, mask=is_cell, other=0.0) * LOG2E
     x = tl.load(initial + sequence * size + cell, mask=is_cell, other=0.0)
@@ -81,7 +82,7 @@ def forward_kernel(
     tl.store(final + sequence * size + cell, x, mask=is_cell)
 
 
-@triton.jit(do_not_specialize=["length", "rows"])
+@triton.jit(do_not_specialize=["length", "rows", "first", "blocks"])
 def backward_kernel(
     dy,
     dfinal,
@@ -100,6 +101,8 @@ def backward_kernel(
     dinitial,
     length,
     rows,
+    first,
+    blocks,
     d_inner,
     d_state,
     CHUNK: tl.constexpr,
@@ -108,7 +111,7 @@ def backward_kernel(
     PRECISION: tl.constexpr,
 ):
     """dA has a row for each sequence, dB and dC for each block of channels: no two programs share an element."""
-    block, sequence, channel, entry, cell, is_cell = place(d_inner, d_state, BD, BN)
+    block, sequence, channel, entry, cell, is_cell = place(first, blocks, d_inner, d_state, BD, BN)
     size = d_inner * d_state
     rates = tl.load(A + cell, mask=is_cell, other=0.0) * LOG2E
     adjoint = tl.load(dfinal + sequence * size + cell, mask=is_cell, other=0.0)
@@ -127,6 +130,7 @@ def backward_kernel(
             decay = exp2(dt_t[:, None] * rates, PRECISION)
             x = advance(x, decay, h_t, dt_t, load_row(B, row, entry, d_state))
         tl.debug_barrier()
+        dA_of_chunk = tl.zeros((BD, BN), dtype=tl.float32)  # a sum over all tokens would lose the small terms
         for back in range(stop - start):
             t = stop - 1 - back
             row = sequence * length + t
@@ -144,10 +148,11 @@ def backward_kernel(
             tl.store(dC + share * d_state + entry, dC_t, mask=entry < d_state)
             adjoint *= decay
             dexponent = adjoint * met  # of dt A
-            dA_here += dexponent * dt_t[:, None]
+            dA_of_chunk += dexponent * dt_t[:, None]
             ddt_t = dwrite * h_t + LN2 * tl.sum(dexponent * rates, axis=1)
             tl.store(dh + row * d_inner + channel, dwrite * dt_t, mask=channel < d_inner)
             tl.store(ddt + row * d_inner + channel, ddt_t, mask=channel < d_inner)
+        dA_here += dA_of_chunk
         tl.debug_barrier()
     tl.store(dA + sequence * size + cell, dA_here, mask=is_cell)
     tl.store(dinitial + sequence * size + cell, adjoint, mask=is_cell)
@@ -177,18 +182,22 @@ def forward(
 def backward(
     dy: Tensor, dx: Tensor, entering: Tensor, h: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of h, dt, A, B, C and the initial state."""
+    """Gradients of h, dt, A, B, C and the initial state. Every block of channels has dB and dC of its own, so that they
+    are taken a few at a time."""
     (batch, length, d_inner), d_state = h.shape, A.shape[1]
     constants = _constants(d_state, chunk)
     blocks = -(-d_inner // constants["BD"])
+    at_once = min(blocks, max(1, MOST_PARTS // max(1, B.numel())))
     dh, ddt = (torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (h, dt))
-    dB, dC = (h.new_empty(blocks, *B.shape) for _ in range(2))
     dA, dinitial = (h.new_empty(batch, *A.shape) for _ in range(2))
-    noted = h.new_empty(batch * blocks, chunk, constants["BD"], constants["BN"])
-    inputs = (tensor.contiguous() for tensor in (dy, dx, entering, h, dt, A, B, C))
-    outputs = (noted, dh, ddt, dA, dB, dC, dinitial)
-    if batch * blocks:
-        backward_kernel[(batch * blocks,)](
-            *inputs, *outputs, length, batch * length, d_inner, d_state, **constants, num_warps=1
-        )
-    return dh, ddt, dA.sum(0), dB.sum(0), dC.sum(0), dinitial
+    parts = h.new_empty(2, at_once, *B.shape)
+    dB, dC = torch.zeros_like(B), torch.zeros_like(C)
+    noted = h.new_empty(batch * at_once, chunk, constants["BD"], constants["BN"])
+    inputs = [tensor.contiguous() for tensor in (dy, dx, entering, h, dt, A, B, C)]
+    for first in range(0, blocks if batch else 0, at_once):
+        count = min(at_once, blocks - first)
+        outputs = (noted, dh, ddt, dA, *parts, dinitial)
+        sizes = (length, batch * length, first, count, d_inner, d_state)
+        backward_kernel[(batch * count,)](*inputs, *outputs, *sizes, **constants, num_warps=1)
+        dB, dC = dB + parts[0, :count].sum(0), dC + parts[1, :count].sum(0)
+    return dh, ddt, dA.sum(0), dB, dC, dinitial

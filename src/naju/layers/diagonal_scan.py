@@ -27,7 +27,7 @@ from naju.scan.associative import prefixes
 from naju.scan.dispatch import other_transform, state_dtype
 from naju.scan.frame import one_by_one, without_autocast
 from naju.scan.on_gpu import gpu_refuses, triton_missing_here
-from naju.scan.operator import refusing_tangents
+from naju.scan.operator import refuse_second_derivative, refusing_tangents
 
 CHUNK = 64
 KERNEL_CHUNK = 16
@@ -60,7 +60,7 @@ def diagonal_scan(
         return _by_mamba_ssm(h, dt, A, B, C)
     by_kernels = _takes("triton", backend, _reason_against_triton(h, A))
     rows = h.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-    x = h.new_zeros(rows, *A.shape) if initial_state is None else initial_state
+    x = h.new_zeros(rows, *A.shape) if initial_state is None else initial_state.to(dtype)
     boundaries = None if cu_seqlens is None else cu_seqlens.tolist()
     with without_autocast(h.device):
         return one_by_one(_one_sequence(A, by_kernels))(h, dt, B, C, x, boundaries)
@@ -198,6 +198,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, dx: Tensor | None, _: Tensor | N
 
 
 _operator.register_autograd(_differentiate, setup_context=_save)
+_operator_backward.register_autograd(refuse_second_derivative)
 
 
 def check_backend(backend: str) -> str:

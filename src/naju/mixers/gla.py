@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,8 @@ class GLAMixer(MatrixMixer):
         self.d_value = divided("expand_v * d_model", expand_v * d_model, n_heads)
         keys, values = n_heads * self.d_key, n_heads * self.d_value
         self.widths = (keys, keys, values, values)
+        if gate_rank < 1 or not 0 < gate_temperature < math.inf:
+            raise ValueError(f"gate_rank {gate_rank} and gate_temperature {gate_temperature} must be positive")
         if d_conv < 0:
             raise ValueError(f"d_conv must be positive, or 0 for no convolution, but is {d_conv}")
         self.project_in = nn.Linear(d_model, sum(self.widths), bias=False)

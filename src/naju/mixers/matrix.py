@@ -46,6 +46,7 @@ class MatrixMixer(Mixer):
 
 def divided(name: str, width: float, heads: int) -> int:
     """The width of one head, after checking that the heads divide the whole."""
-    if heads < 1 or width < heads or width % heads != 0:
+    whole = round(width)
+    if heads < 1 or abs(width - whole) > 1e-9 * width or whole < heads or whole % heads != 0:
         raise ValueError(f"{name} must be a positive multiple of n_heads = {heads}, but is {width:g}")
-    return int(width) // heads
+    return whole // heads

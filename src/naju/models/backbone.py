@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,8 +137,21 @@ def check_mask(attention_mask: Tensor | None, tokens: Tensor) -> None:
         raise ValueError(f"attention_mask must have shape {tuple(tokens.shape)}, but has {tuple(attention_mask.shape)}")
 
 
+_unbroken = ContextVar("unbroken", default=False)
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Within it long inputs are read at once, so that a hook on a layer sees all of them."""
+    token = _unbroken.set(True)
+    try:
+        yield
+    finally:
+        _unbroken.reset(token)
+
+
 def _only_reading() -> bool:
-    return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling() and not _unbroken.get()
 
 
 def _mixer(config: ModelConfig, name: str) -> Mixer:

@@ -103,7 +103,7 @@ def refusing_tangents(kernel: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse_second_derivative(ctx: Any, *_: Any) -> NoReturn:
-    raise RuntimeError("a compiled kernel's backward cannot be differentiated; backend='chunked' can be, twice")
+    raise RuntimeError("a kernel's backward cannot be differentiated; Naju with backend='chunked' can be, twice")
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
