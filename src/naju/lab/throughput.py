@@ -180,18 +180,21 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]], key: str, scale: float, paper: Numbers) -> SpeedTable:
     """Of a contender that was measured several times the newest number; its ratio is to the rival of the same run."""
-    by_run: dict[Any, Numbers] = {}
-    newest: dict[Contender, dict[int, Any]] = {}  # the run of each number
+    by_run: dict[str, Numbers] = {}
+    newest: dict[Contender, dict[int, str]] = {}  # the run of each number
     for row in rows:
         if row.get(key) is not None:
-            contender, run = Contender(row["model"], row["d_model"], row["mode"]), (row.get("when"), row.get("command"))
+            contender, run = (
+                Contender(row["model"], row["d_model"], row["mode"]),
+                f"{row.get('when')} {row.get('command')}",
+            )
             by_run.setdefault(run, {}).setdefault(contender, {})[row["length"]] = row[key] * scale
             newest.setdefault(contender, {})[row["length"]] = run
     contenders = list(dict.fromkeys([*newest, *paper]))
     lengths = sorted({length for numbers in (newest, paper) for by in numbers.values() for length in by})
 
     def pair(contender: Contender, length: int) -> Pair:
-        numbers = by_run.get(newest.get(contender, {}).get(length), {})
+        numbers = by_run.get(newest.get(contender, {}).get(length, ""), {})
         (ours, our_ratio), (papers, paper_ratio) = (_measured(one, contender, length) for one in (numbers, paper))
         return Pair(ours, papers, our_ratio, paper_ratio)
 
