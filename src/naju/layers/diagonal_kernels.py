@@ -42,6 +42,15 @@ def load_row(matrix, row, column, columns):
 
 
 @triton.jit
+def load_token(h, dt, B, row, channel, entry, d_inner, d_state):
+    return (
+        load_row(h, row, channel, d_inner),
+        load_row(dt, row, channel, d_inner),
+        load_row(B, row, entry, d_state),
+    )
+
+
+@triton.jit
 def advance(x, decay, h_t, dt_t, B_t):
     return decay * x + (dt_t * h_t)[:, None] * B_t[None, :]
 
@@ -74,9 +83,8 @@ def forward_kernel(
         tl.store(entering + (sequence * chunks + chunk) * size + cell, x, mask=is_cell)
         for t in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, length)):
             row = sequence * length + t
-            h_t, dt_t = load_row(h, row, channel, d_inner), load_row(dt, row, channel, d_inner)
-            decay = exp2(dt_t[:, None] * rates, PRECISION)
-            x = advance(x, decay, h_t, dt_t, load_row(B, row, entry, d_state))
+            h_t, dt_t, B_t = load_token(h, dt, B, row, channel, entry, d_inner, d_state)
+            x = advance(x, exp2(dt_t[:, None] * rates, PRECISION), h_t, dt_t, B_t)
             y_t = tl.sum(x * load_row(C, row, entry, d_state)[None, :], axis=1)
             tl.store(y + row * d_inner + channel, y_t, mask=channel < d_inner)
     tl.store(final + sequence * size + cell, x, mask=is_cell)
@@ -126,17 +134,15 @@ def backward_kernel(
         for t in range(start, stop):
             tl.store(own + (t - start) * BD * BN, x)
             row = sequence * length + t
-            h_t, dt_t = load_row(h, row, channel, d_inner), load_row(dt, row, channel, d_inner)
-            decay = exp2(dt_t[:, None] * rates, PRECISION)
-            x = advance(x, decay, h_t, dt_t, load_row(B, row, entry, d_state))
+            h_t, dt_t, B_t = load_token(h, dt, B, row, channel, entry, d_inner, d_state)
+            x = advance(x, exp2(dt_t[:, None] * rates, PRECISION), h_t, dt_t, B_t)
         tl.debug_barrier()
         dA_of_chunk = tl.zeros((BD, BN), dtype=tl.float32)  # a sum over all tokens would lose the small terms
         for back in range(stop - start):
             t = stop - 1 - back
             row = sequence * length + t
-            h_t, dt_t = load_row(h, row, channel, d_inner), load_row(dt, row, channel, d_inner)
-            B_t, C_t = load_row(B, row, entry, d_state), load_row(C, row, entry, d_state)
-            dy_t = load_row(dy, row, channel, d_inner)
+            h_t, dt_t, B_t = load_token(h, dt, B, row, channel, entry, d_inner, d_state)
+            C_t, dy_t = load_row(C, row, entry, d_state), load_row(dy, row, channel, d_inner)
             met = tl.load(own + (t - start) * BD * BN)
             decay = exp2(dt_t[:, None] * rates, PRECISION)
             x = advance(met, decay, h_t, dt_t, B_t)

@@ -117,11 +117,18 @@ def layout_of(u: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tenso
         return PackedLayout(cu_seqlens, length)
     if attention_mask is None:
         return Layout(batch)
+    check_mask(attention_mask, batch, length)
+    return PaddedLayout(attention_mask)
+
+
+def check_mask(attention_mask: Tensor | None, batch: int, length: int) -> None:
+    """One that is there must be as long as its text, which whoever cuts both has to ask first."""
+    if attention_mask is None:
+        return
     if not isinstance(attention_mask, Tensor):
         raise TypeError(f"attention_mask must be a tensor, but is a {type(attention_mask).__name__}")
     if tuple(attention_mask.shape) != (batch, length):
         raise ValueError(f"attention_mask must have shape {(batch, length)}, but has {tuple(attention_mask.shape)}")
-    return PaddedLayout(attention_mask)
 
 
 def _take(u: Tensor, places: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class Tokenizer:
     def save_with_model(self, folder: Path) -> None:
         """With the end of text, which the tokenizer's own file does not tell."""
         self.save(folder)
-        write_json(folder / END_FILE, {"end_of_text": self.vocabulary.end_of_text})
+        _write_end_of_text(folder, self.vocabulary.end_of_text)
 
 
 class TextStream:
@@ -139,11 +139,15 @@ def copy_tokenizer(data: Path, folder: Path) -> None:
     """That of token files, if they have it, to a model that learned from them, as `save_with_model` would."""
     if (data / TOKENIZER).exists():
         write_whole(folder / TOKENIZER, (data / TOKENIZER).read_bytes())
-        write_json(folder / END_FILE, {"end_of_text": read_manifest(data)["end_of_text"]})
+        _write_end_of_text(folder, read_manifest(data)["end_of_text"])
+
+
+def _write_end_of_text(folder: Path, token: int) -> None:
+    write_json(folder / END_FILE, {"end_of_text": token})
 
 
 def _own_end_of_text(folder: Path) -> int | None:
-    """What was written beside a model's tokenizer."""
+    """As `_write_end_of_text` left it."""
     path = folder / END_FILE
     if not path.exists():
         return None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from naju.layers.layout import check_mask
 from naju.mixers.base import Mixer
 from naju.mixers.registry import build_mixer
 from naju.mixers.state import State
@@ -54,7 +55,7 @@ class Backbone(nn.Module):
     ) -> tuple[Tensor, ModelState]:
         self.check_tokens(tokens, 2)
         if self._streams and cu_seqlens is None and _only_reading() and tokens.shape[1] > PIECE:
-            check_mask(attention_mask, tokens)
+            check_mask(attention_mask, *tokens.shape)
             return self._read(tokens, state, attention_mask)
         before = [None] * len(self.blocks) if state is None else self._layers_of(state)
         u, after = self._embedded(tokens), []
@@ -127,14 +128,6 @@ class Backbone(nn.Module):
             raise ValueError(
                 f"tokens must have shape {expected} and not be empty, but have shape {tuple(tokens.shape)}"
             )
-
-
-def check_mask(attention_mask: Tensor | None, tokens: Tensor) -> None:
-    """Before it is cut into pieces, each of which would fit."""
-    if attention_mask is not None and not isinstance(attention_mask, Tensor):
-        raise TypeError(f"attention_mask must be a tensor, but is a {type(attention_mask).__name__}")
-    if attention_mask is not None and attention_mask.shape != tokens.shape:
-        raise ValueError(f"attention_mask must have shape {tuple(tokens.shape)}, but has {tuple(attention_mask.shape)}")
 
 
 _unbroken = ContextVar("unbroken", default=False)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from naju.models.backbone import Backbone, ModelState, check_mask
+from naju.layers.layout import check_mask
+from naju.models.backbone import Backbone, ModelState
 from naju.models.config import ModelConfig
 from naju.models.graphs import decoder_for
 from naju.models.sampling import check_sampling, check_seed, next_token
@@ -54,7 +55,7 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, ModelState]:
         """Read a prompt of any length in chunks; returns logits (b, vocabulary) after each row's last real token."""
         self.backbone.check_tokens(tokens, 2)
-        check_mask(attention_mask, tokens)
+        check_mask(attention_mask, *tokens.shape)
         state = state or self.init_state(tokens.shape[0])
         last = tokens.new_zeros(tokens.shape[0], self.config.d_model, dtype=self.backbone.norm.weight.dtype)
         for start in range(0, tokens.shape[1], PREFILL_CHUNK):
@@ -86,7 +87,7 @@ class LanguageModel(nn.Module):
         context, attention layers of a hybrid excepted.
         """
         self.backbone.check_tokens(tokens, 2)
-        check_mask(attention_mask, tokens)
+        check_mask(attention_mask, *tokens.shape)
         check_sampling(temperature, top_k, top_p)
         check_seed(seed)
         if max_new_tokens < 0:
