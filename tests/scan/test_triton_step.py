@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import math
 from collections.abc import Callable, Iterator
@@ -13,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from interpreter import passes_under_the_interpreter
-from memories import unsettle
-from naju import LanguageModel, ModelConfig, NajuMixer
-from naju.mixers import build_mixer
+from naju import LanguageModel, ModelConfig
 from naju.models.graphs import next_buffer, step_between
 from naju.scan.on_gpu import interpreted as interpreting
 from naju.scan.triton_step import MOST_ALONE, compiled_for, products_compiled_for, step_refuses
 from numerics import TOLERANCE, relative_rms
+from step_cases import SIZES, assert_step_agrees, draw
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 interpreted = pytest.mark.skipif(not interpreting(), reason="test_under_the_interpreter runs it")
@@ -40,39 +38,13 @@ def _poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def draw(name: str, batch: int, dtype: torch.dtype = torch.float32, **options: Any) -> tuple[NajuMixer, Tensor, Any]:
-    """A mixer without a parameter at its initial value, an input, and a state that no token has made."""
-    mixer = build_mixer(name, 12, **options)
-    unsettle(mixer)
-    mixer.to(dtype)
-    assert isinstance(mixer, NajuMixer)
-    return mixer, torch.randn(batch, 12).to(dtype), mixer.init_state(batch).map(torch.randn_like)
-
-
-def assert_step_agrees(mixer: NajuMixer, u: Tensor, state: Any, dtype: torch.dtype) -> None:
-    with torch.no_grad():
-        inputs = mixer._step_inputs(mixer.project_in(u), state)
-        assert inputs is not None
-        assert step_refuses(inputs) is None
-        out, after = mixer.step(u, state)
-        want, want_after = copy.deepcopy(mixer).double().step(u.double(), state.map(Tensor.double))
-    got, wanted = {"out": out, **after.tensors()}, {"out": want, **want_after.tensors()}
-    for name, tensor in wanted.items():
-        assert got[name].shape == tensor.shape
-        assert got[name].dtype == (torch.float32 if name == "x" else dtype)
-        assert not tensor.numel() or relative_rms(got[name], tensor) <= TOLERANCE[dtype, "forward"], name
-
-
-SIZES = [(1, 2, 1, 1), (3, 1, 5, 4), (17, 2, 17, 3), (1, 4, 70, 4), (2, 1.5, 130, 2), (66, 3, 64, 4), (5, 1, 256, 4)]
-
-
 @interpreted
 @pytest.mark.parametrize("name", ["naju", "coupled"])
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
 def test_interpreted_at_awkward_sizes(name: str, size: tuple[int, float, int, int]) -> None:
     batch, expand, d_state, d_conv = size
     mixer, u, state = draw(name, batch, expand=expand, d_state=d_state, d_conv=d_conv, alpha=0.3)
-    assert_step_agrees(mixer, u, state, torch.float32)
+    assert_step_agrees(step_refuses, mixer, u, state, torch.float32)
 
 
 @interpreted
@@ -83,19 +55,19 @@ def test_interpreted_in_several_tiles_of_channels(batch: int, monkeypatch: pytes
 
     monkeypatch.setattr("naju.scan.triton_step.compiled_for", narrow(compiled_for))
     monkeypatch.setattr("naju.scan.triton_step.products_compiled_for", narrow(products_compiled_for))
-    assert_step_agrees(*draw("naju", batch, expand=5, d_state=70), torch.float32)
+    assert_step_agrees(step_refuses, *draw("naju", batch, expand=5, d_state=70), torch.float32)
 
 
 @interpreted
 @pytest.mark.parametrize("name", ["naju", "coupled"])
 def test_interpreted_with_scaled_gates(name: str) -> None:
-    assert_step_agrees(*draw(name, 3, d_state=5, gate_reparam=True), torch.float32)
+    assert_step_agrees(step_refuses, *draw(name, 3, d_state=5, gate_reparam=True), torch.float32)
 
 
 @interpreted
 @pytest.mark.parametrize("batch", [1, 3])
 def test_interpreted_in_float16(batch: int) -> None:
-    assert_step_agrees(*draw("naju", batch, torch.float16, d_state=5), torch.float16)
+    assert_step_agrees(step_refuses, *draw("naju", batch, torch.float16, d_state=5), torch.float16)
 
 
 @interpreted
@@ -104,7 +76,7 @@ def test_interpreted_under_autocast(batch: int) -> None:
     """Weights stay float32 in memory; products see them in half precision, and the memory is not rounded."""
     mixer, u, state = draw("naju", batch, d_state=5)
     with torch.autocast("cpu", torch.float16):
-        assert_step_agrees(mixer, u, state, torch.float16)
+        assert_step_agrees(step_refuses, mixer, u, state, torch.float16)
 
 
 @interpreted
@@ -311,7 +283,7 @@ def test_the_batch_is_not_compiled_in() -> None:
 
 
 @not_interpreted
-def test_a_cpu_takes_the_torch_step() -> None:
+def test_a_cpu_does_without_it() -> None:
     mixer, u, state = draw("naju", 2)
     with torch.no_grad():
         inputs = mixer._step_inputs(mixer.project_in(u), state)

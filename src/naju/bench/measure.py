@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from tqdm import tqdm
 
 Run = Callable[[], object]
+Name = TypeVar("Name")
 MOST_RUNS = 1000
 
 
@@ -41,7 +43,7 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def time_in_turn(contenders: Mapping[str, Run], rounds: int, at_least: float = 0.0) -> dict[str, Timing]:
+def time_in_turn(contenders: Mapping[Name, Run], rounds: int, at_least: float = 0.0) -> dict[Name, Timing]:
     """Run every contender in every round, so that a disturbance of the machine falls on all alike.
 
     Its timed run follows an untimed one: what its predecessor left in the caches and in the allocator is not its doing.
@@ -50,7 +52,7 @@ def time_in_turn(contenders: Mapping[str, Run], rounds: int, at_least: float = 0
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, but is {rounds}")
     repeats = {name: _repeats(run, at_least) for name, run in contenders.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: dict[Name, list[float]] = {name: [] for name in contenders}
     for _ in tqdm(range(rounds), desc="rounds", leave=False, disable=None):
         for name, run in contenders.items():
             run()

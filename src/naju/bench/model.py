@@ -1,4 +1,4 @@
-"""`naju bench model`: a training step beside transformers' Mamba-2, and cost per token of long reading and decoding."""
+"""`naju bench model`: training and decoding steps beside transformers' Mamba-2, and cost per token as context grows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from naju.bench.measure import peak_bytes, time_in_turn
 from naju.bench.peers import mamba2_config
 from naju.bench.rows import RESULTS, package_version, print_table, save_rows, timing_row, told
 from naju.bench.training import training_step
-from naju.models import LanguageModel, ModelConfig, ModelState
+from naju.models import LanguageModel, ModelConfig
 
 PEER = "mamba2 (transformers, torch path)"
+STEPS = 50  # that a round decodes
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBench:
-    """Time a training step of a small language model against Mamba-2's, then reading and decoding as context grows."""
+    """Time training and decoding steps of a small language model against Mamba-2's, and reading as context grows."""
 
     batch: int = 4
     length: int = 512
@@ -115,24 +116,42 @@ def _reading(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
 def _decoding(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
     def after(context: int) -> Callable[[], object]:
         _, state = model.prefill(torch.randint(bench.vocab_size, (1, context)))
-        return lambda: _steps(model, state, 50)
+        return lambda: _decode(model.step, state)
 
-    timings = time_in_turn({str(context): after(context) for context in bench.contexts}, bench.rounds)
+    contenders = {("naju", context): after(context) for context in bench.contexts}
+    peer = _mamba2(bench)
+    if peer is not None:
+        contenders[PEER, bench.contexts[0]] = _peer_decoding(
+            peer, torch.randint(bench.vocab_size, (1, bench.contexts[0]))
+        )
+    timings = time_in_turn(contenders, bench.rounds)
+    first = timings["naju", bench.contexts[0]].median
     rows = [
-        {"bench": "model decoding step", "model": "naju", "batch": 1, "context": int(context)}
+        {"bench": "model decoding step", "model": name, "batch": 1, "context": context}
         | timing_row(timing)
-        | {"microseconds_per_token": timing.median / 50 * 1e6}
-        for context, timing in timings.items()
+        | {"microseconds_per_token": timing.median / STEPS * 1e6, "time_over_naju": timing.median / first}
+        for (name, context), timing in timings.items()
     ]
-    print("\none decoding step, batch 1 (50 steps a round)")
-    print_table(rows, ["context", "microseconds_per_token"])
+    print(f"\none decoding step, batch 1 ({STEPS} steps a round)")
+    print_table(rows, ["model", "context", "microseconds_per_token", "time_over_naju"])
     return rows
 
 
 @torch.no_grad()
-def _steps(model: LanguageModel, state: ModelState, count: int) -> Tensor:
+def _peer_decoding(peer: nn.Module, prompt: Tensor) -> Callable[[], object]:
+    """Goes on from where the round before it ended: the cache is one object, and no larger for it."""
+    cache = peer(prompt, use_cache=True).cache_params
+
+    def step(token: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        return peer(token.unsqueeze(1), cache_params=cache, use_cache=True).logits[:, 0], cache
+
+    return lambda: _decode(step, cache)
+
+
+@torch.no_grad()
+def _decode(step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any) -> Tensor:
     token = torch.zeros(1, dtype=torch.long)
-    for _ in range(count):
-        logits, state = model.step(token, state)
+    for _ in range(STEPS):
+        logits, state = step(token, state)
         token = logits.argmax(-1)
     return token

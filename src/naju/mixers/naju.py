@@ -28,8 +28,9 @@ from naju.mixers.base import Mixer
 from naju.mixers.state import State
 from naju.scan import BACKENDS, PLAIN_BACKENDS, naju_scan, naju_step
 from naju.scan.dispatch import check_alpha, state_dtype
+from naju.scan.step import step_kernel
+from naju.scan.step_inputs import StepInputs
 from naju.scan.triton_chunked.layer import layer, layer_refuses
-from naju.scan.triton_step import StepInputs, step_refuses, triton_step
 
 
 @dataclass(frozen=True)
@@ -214,14 +215,12 @@ class NajuMixer(Mixer):
         state = self._fitting(state, u.shape[0])
         uz = self.project_in(u)  # (b, 2d)
         inputs = self._step_inputs(uz, state)
-        if inputs is not None and step_refuses(inputs) is None:
-            y, *after = triton_step(*inputs)
-        else:
-            y, *after = self._torch_step(uz, state)
+        kernel = None if inputs is None else step_kernel(inputs)
+        y, *after = self._torch_step(uz, state) if inputs is None or kernel is None else kernel(*inputs)
         return self.project_out(y), NajuState(*after)
 
     def _torch_step(self, uz: Tensor, state: NajuState) -> tuple[Tensor, ...]:
-        """y (b, d) and the next state: what the kernel computes, for every device, precision and derivative."""
+        """y (b, d) and the next state: what the kernels compute, for every device, precision and derivative."""
         u_tilde, z = uz.chunk(2, dim=-1)  # (b, d) each
         u_past = [*state.u_tail.to(u_tilde.dtype).unbind(1), u_tilde]
         h = F.silu(weighted_sum(u_past, self.conv.weight, self.conv.bias)).to(u_tilde.dtype)
@@ -232,7 +231,7 @@ class NajuMixer(Mixer):
         return y, x, *(torch.stack(past, dim=1)[:, 1:] for past in (u_past, h_past))
 
     def _step_inputs(self, uz: Tensor, state: NajuState) -> StepInputs | None:
-        """What the step kernel reads; None where a projection is not one plain matrix."""
+        """What the step kernels read; None where a projection is not one plain matrix."""
         gates = self.gates()
         full_rank = all(isinstance(gate.reduce, nn.Identity) for gate in gates)
         if not full_rank or not self._is_plain():

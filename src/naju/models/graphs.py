@@ -21,7 +21,8 @@ from naju.mixers.base import Mixer
 from naju.mixers.naju import NajuState
 from naju.mixers.state import State
 from naju.models.backbone import ModelState
-from naju.scan.triton_step import StepInputs, step_into
+from naju.scan.step_inputs import StepInputs
+from naju.scan.triton_step import step_into
 
 Step = Callable[[Tensor, ModelState], tuple[Tensor, ModelState]]
 Decoder = Callable[[Tensor], Tensor]  # the next token of each sequence, (b,), to the logits after it

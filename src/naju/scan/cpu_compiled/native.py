@@ -50,6 +50,19 @@ class ConvProblem(ctypes.Structure):
     )
 
 
+class StepProblem(ctypes.Structure):
+    """`struct StepProblem` of step.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("uz", "x", "u_tail", "h_tail", "conv_taps", "conv_bias")),
+        *((name, ctypes.c_void_p) for name in ("W_f", "f_taps", "f_bias", "W_i", "i_taps", "i_bias", "W_BC", "D")),
+        *((name, ctypes.c_void_p) for name in ("h", "products", "y", "next_x", "next_u_tail", "next_h_tail")),
+        ("openmp_parallel", ctypes.c_void_p),
+        *((name, ctypes.c_long) for name in ("batch", "d_inner", "d_state", "width", "threads")),
+        *((name, ctypes.c_float) for name in ("alpha", "gate_scale")),
+    )
+
+
 @constant_when_traced
 def missing_here() -> str | None:
     """Why the compiled kernels cannot run on this machine; compiles them if that has not been tried yet."""

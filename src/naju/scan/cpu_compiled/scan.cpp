@@ -12,6 +12,7 @@
 
 #include "vector.h"
 #include "conv.h"
+#include "step.h"
 
 // Filled in by Python; the field order is mirrored there.
 struct Problem {

@@ -8,6 +8,7 @@ Products read the weights rounded to the precision of uz, as autocast would hand
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,30 +16,7 @@ from torch import Tensor
 
 from naju.scan.on_gpu import gpu_refuses, triton_missing_here
 from naju.scan.operator import refusing_tangents
-
-__all__ = ["StepInputs", "step_into", "step_refuses", "triton_step"]
-
-
-class StepInputs(NamedTuple):
-    """What a step reads between the two outer projections. Gates are forget and write, or one g: f_logit = -g_logit."""
-
-    uz: Tensor  # (b, 2d): u_tilde and z
-    x: Tensor  # (b, d, n), float32
-    u_tail: Tensor  # (b, d_conv - 1, d)
-    h_tail: Tensor  # (b, d_conv - 1, d)
-    conv_taps: Tensor  # (d, d_conv)
-    conv_bias: Tensor  # (d,)
-    gate_weights: list[Tensor]  # (d, d) each
-    gate_taps: list[Tensor]  # (d, d_conv) each
-    gate_biases: list[Tensor]  # (d,) each
-    W_BC: Tensor  # (2n, d)
-    D: Tensor  # (d,)
-    alpha: float
-    gate_scale: float
-
-    def tensors(self) -> list[Tensor]:
-        single = [value for value in self if isinstance(value, Tensor)]
-        return [*single, *self.gate_weights, *self.gate_taps, *self.gate_biases]
+from naju.scan.step_inputs import StepInputs
 
 
 class Block(NamedTuple):
@@ -119,7 +97,7 @@ def step_into(inputs: StepInputs, x: Tensor, u_tail: Tensor, h_tail: Tensor) -> 
         step_kernel[(programs,)](
             inputs.uz,
             *(tensor.contiguous() for tensor in inputs[1:6]),
-            *_gates(inputs),
+            *_contiguous(inputs.gates()),
             inputs.W_BC.contiguous(),
             inputs.D.contiguous(),
             _products(inputs) if batch > MOST_ALONE else None,  # the last launch before, which OVERLAPS waits for
@@ -143,8 +121,8 @@ def _products(inputs: StepInputs) -> Tensor:
     uz, (batch, d_inner, d_state) = inputs.uz, inputs.x.shape
     d_conv, overlaps = inputs.conv_taps.shape[1], _overlaps(uz.device)
     sizes = products_compiled_for(d_inner, d_state, d_conv, inputs.W_BC.itemsize, overlaps=overlaps)
-    W_f, _, _, W_i, _, _ = _gates(inputs)
-    weights = [W_f, W_i, inputs.W_BC.contiguous()]
+    W_f, _, _, W_i, _, _ = inputs.gates()
+    weights = _contiguous([W_f, W_i, inputs.W_BC])
     products = uz.new_empty(batch, sum(len(W) for W in weights if W is not None), dtype=torch.float32)
     longest = max(d_inner, 2 * d_state)
     programs = -(-batch // PRODUCTS.rows), -(-longest // PRODUCTS.columns), 1 + len(inputs.gate_weights)
@@ -162,11 +140,8 @@ def _products(inputs: StepInputs) -> Tensor:
     return products
 
 
-def _gates(inputs: StepInputs) -> list[Tensor | None]:
-    """Weight, taps and bias of the forget gate, which may be absent, and of the write gate."""
-    triples = zip(inputs.gate_weights, inputs.gate_taps, inputs.gate_biases, strict=True)
-    flat: list[Tensor | None] = [tensor.contiguous() for triple in triples for tensor in triple]
-    return [None] * (6 - len(flat)) + flat
+def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
 def _step(
@@ -214,6 +189,4 @@ def step_refuses(inputs: StepInputs) -> str | None:
         return f"uz is on {uz.device} and not everything is there"
     if inputs.x.dtype != torch.float32:
         return f"x is {str(inputs.x.dtype).removeprefix('torch.')} and it computes in float32"
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return "a gradient is asked for and it has no backward"
-    return None
+    return inputs.needs_gradient()
