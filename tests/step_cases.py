@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from memories import unsettle
 from naju import NajuMixer
 from naju.mixers import build_mixer
-from naju.scan.step_inputs import StepInputs
+from naju.scan.step_operator import StepInputs
 from numerics import TOLERANCE, relative_rms
 
 # batch, expand (of 12 channels), d_state, d_conv
@@ -43,3 +44,17 @@ def assert_step_agrees(
         assert got[name].shape == tensor.shape
         assert got[name].dtype == (torch.float32 if name == "x" else dtype)
         assert not tensor.numel() or relative_rms(got[name], tensor) <= TOLERANCE[dtype, "forward"], name
+
+
+def assert_poison_stays(mixer: NajuMixer, u: Tensor, state: Any) -> None:
+    """NaN in two of the sequences changes nothing in the others."""
+    bad, clean = [3, len(u) - 1], [row for row in range(len(u) - 1) if row != 3]
+    with torch.no_grad():
+        want, want_after = mixer.step(u, state)
+        for tensor in (u, *state.tensors().values()):
+            tensor[bad] = math.nan
+        got, after = mixer.step(u, state)
+    assert torch.equal(got[clean], want[clean])
+    assert got[bad].isnan().all()
+    for name, tensor in want_after[clean].tensors().items():
+        assert torch.equal(after[clean].tensors()[name], tensor)

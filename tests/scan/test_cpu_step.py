@@ -15,9 +15,9 @@ from naju.scan.cpu_compiled.native import missing_here
 from naju.scan.cpu_compiled.step import cpu_step, cpu_step_refuses
 from naju.scan.on_gpu import interpreted
 from naju.scan.step import step_kernel
-from naju.scan.step_inputs import StepInputs
+from naju.scan.step_operator import StepInputs
 from numerics import TOLERANCE, relative_rms
-from step_cases import SIZES, assert_step_agrees, draw
+from step_cases import SIZES, assert_poison_stays, assert_step_agrees, draw
 
 pytestmark = [
     pytest.mark.skipif(missing_here() is not None, reason=f"no compiled kernels: {missing_here()}"),
@@ -71,17 +71,7 @@ def test_saturated_gates_hold_or_overwrite_the_memory_bit_for_bit(batch: int) ->
 
 
 def test_a_poisoned_neighbour_changes_nothing() -> None:
-    mixer, u, state = draw("naju", 18, d_state=5)
-    with torch.no_grad():
-        want, want_after = mixer.step(u, state)
-        for tensor in (u, *state.tensors().values()):
-            tensor[[3, 17]] = math.nan
-        got, after = mixer.step(u, state)
-    clean = [row for row in range(18) if row not in (3, 17)]
-    assert relative_rms(got[clean], want[clean]) <= TOLERANCE[torch.float32, "law"]
-    assert got[[3, 17]].isnan().all()
-    for name, tensor in want_after[clean].tensors().items():
-        assert torch.equal(after[clean].tensors()[name], tensor)
+    assert_poison_stays(*draw("naju", 18, d_state=5))
 
 
 def test_a_sequence_does_not_depend_on_its_company() -> None:

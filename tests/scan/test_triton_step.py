@@ -17,7 +17,7 @@ from naju.models.graphs import next_buffer, step_between
 from naju.scan.on_gpu import interpreted as interpreting
 from naju.scan.triton_step import MOST_ALONE, compiled_for, products_compiled_for, step_refuses
 from numerics import TOLERANCE, relative_rms
-from step_cases import SIZES, assert_step_agrees, draw
+from step_cases import SIZES, assert_poison_stays, assert_step_agrees, draw
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 interpreted = pytest.mark.skipif(not interpreting(), reason="test_under_the_interpreter runs it")
@@ -89,18 +89,7 @@ def test_interpreted_saturated_gates_hold_the_memory_bit_for_bit(batch: int) -> 
 
 @interpreted
 def test_interpreted_a_poisoned_neighbour_changes_nothing() -> None:
-    mixer, u, state = draw("naju", 18, d_state=5)
-    with torch.no_grad():
-        want, want_after = mixer.step(u, state)
-        for tensor in (u, *state.tensors().values()):
-            tensor[[3, 17]] = math.nan
-        got, after = mixer.step(u, state)
-    clean = [row for row in range(18) if row not in (3, 17)]
-    assert torch.equal(got[clean], want[clean])
-    assert got[[3, 17]].isnan().all()
-    assert all(
-        torch.equal(after[clean].tensors()[name], tensor) for name, tensor in want_after[clean].tensors().items()
-    )
+    assert_poison_stays(*draw("naju", 18, d_state=5))
 
 
 @interpreted

@@ -29,7 +29,7 @@ from naju.mixers.state import State
 from naju.scan import BACKENDS, PLAIN_BACKENDS, naju_scan, naju_step
 from naju.scan.dispatch import check_alpha, state_dtype
 from naju.scan.step import step_kernel
-from naju.scan.step_inputs import StepInputs
+from naju.scan.step_operator import StepInputs
 from naju.scan.triton_chunked.layer import layer, layer_refuses
 
 

@@ -21,7 +21,7 @@ from naju.mixers.base import Mixer
 from naju.mixers.naju import NajuState
 from naju.mixers.state import State
 from naju.models.backbone import ModelState
-from naju.scan.step_inputs import StepInputs
+from naju.scan.step_operator import StepInputs
 from naju.scan.triton_step import step_into
 
 Step = Callable[[Tensor, ModelState], tuple[Tensor, ModelState]]

@@ -6,55 +6,37 @@ It has no backward, and exported or compiled programs do without it: their step 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from naju.scan.cpu_compiled.native import StepProblem, call, missing_here
 from naju.scan.dispatch import other_transform
-from naju.scan.operator import refusing_tangents
-from naju.scan.step_inputs import StepInputs
-
-GATES = ("W_f", "f_taps", "f_bias", "W_i", "i_taps", "i_bias")
+from naju.scan.step_operator import StepInputs, StepResult, define_step
 
 
-@torch.library.custom_op("naju::cpu_step", mutates_args=(), device_types="cpu")
-@refusing_tangents
-def cpu_step(
-    uz: Tensor,
-    x: Tensor,
-    u_tail: Tensor,
-    h_tail: Tensor,
-    conv_taps: Tensor,
-    conv_bias: Tensor,
-    gate_weights: list[Tensor],
-    gate_taps: list[Tensor],
-    gate_biases: list[Tensor],
-    W_BC: Tensor,
-    D: Tensor,
-    alpha: float,
-    gate_scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y and the next x, u_tail and h_tail; the arguments are the fields of `StepInputs`."""
-    gates = gate_weights, gate_taps, gate_biases
-    inputs = StepInputs(uz, x, u_tail, h_tail, conv_taps, conv_bias, *gates, W_BC, D, alpha, gate_scale)
-    (batch, d_inner, d_state), width = x.shape, conv_taps.shape[1]
-    h, y = uz.new_empty(batch, d_inner), uz.new_empty(batch, d_inner)
-    products = uz.new_empty(batch, len(gate_weights) * d_inner + 2 * d_state)
-    after = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (x, u_tail, h_tail)]
-    next_x, next_u_tail, next_h_tail = after
+def _step(inputs: StepInputs) -> StepResult:
+    (batch, d_inner, d_state), width = inputs.x.shape, inputs.conv_taps.shape[1]
+    result = inputs.empty_result()
+    plain = ("uz", "x", "u_tail", "h_tail", "conv_taps", "conv_bias", "W_BC", "D")
+    gates = zip(("W_f", "f_taps", "f_bias", "W_i", "i_taps", "i_bias"), inputs.gates(), strict=True)
+    products = inputs.uz.new_empty(batch, len(inputs.gate_weights) * d_inner + 2 * d_state)
     call(
         "naju_step",
-        StepProblem(batch=batch, d_inner=d_inner, d_state=d_state, width=width, alpha=alpha, gate_scale=gate_scale),
-        {"uz": uz, "x": x, "u_tail": u_tail, "h_tail": h_tail, "conv_taps": conv_taps, "conv_bias": conv_bias}
-        | dict(zip(GATES, inputs.gates(), strict=True))
-        | {"W_BC": W_BC, "D": D, "h": h, "products": products, "y": y}
-        | {"next_x": next_x, "next_u_tail": next_u_tail, "next_h_tail": next_h_tail},
+        StepProblem(
+            batch=batch,
+            d_inner=d_inner,
+            d_state=d_state,
+            width=width,
+            alpha=inputs.alpha,
+            gate_scale=inputs.gate_scale,
+        ),
+        {name: getattr(inputs, name) for name in plain}
+        | dict(gates)
+        | {"h": inputs.uz.new_empty(batch, d_inner), "products": products}
+        | dict(zip(("y", "next_x", "next_u_tail", "next_h_tail"), result, strict=True)),
     )
-    return y, next_x, next_u_tail, next_h_tail
+    return result
 
 
-@cpu_step.register_fake
-def _(uz, x, u_tail, h_tail, *rest):  # type: ignore[no-untyped-def]
-    return uz.new_empty(x.shape[:2]), *(tensor.new_empty(tensor.shape) for tensor in (x, u_tail, h_tail))
+cpu_step = define_step("cpu_step", "cpu", _step)
 
 
 def cpu_step_refuses(inputs: StepInputs) -> str | None:

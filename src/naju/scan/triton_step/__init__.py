@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from naju.scan.on_gpu import gpu_refuses, triton_missing_here
-from naju.scan.operator import refusing_tangents
-from naju.scan.step_inputs import StepInputs
+from naju.scan.step_operator import StepInputs, StepResult, define_step
 
 
 class Block(NamedTuple):
@@ -144,37 +143,12 @@ def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
-def _step(
-    uz: Tensor,
-    x: Tensor,
-    u_tail: Tensor,
-    h_tail: Tensor,
-    conv_taps: Tensor,
-    conv_bias: Tensor,
-    gate_weights: list[Tensor],
-    gate_taps: list[Tensor],
-    gate_biases: list[Tensor],
-    W_BC: Tensor,
-    D: Tensor,
-    alpha: float,
-    gate_scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    gates = gate_weights, gate_taps, gate_biases
-    inputs = StepInputs(uz, x, u_tail, h_tail, conv_taps, conv_bias, *gates, W_BC, D, alpha, gate_scale)
-    _, *after = _empty(*inputs)
+def _step(inputs: StepInputs) -> StepResult:
+    _, *after = inputs.empty_result()
     return step_into(inputs, *after), *after  # type: ignore[return-value]
 
 
-def _empty(uz: Tensor, x: Tensor, u_tail: Tensor, h_tail: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tails come out in the precision of uz, whatever they came in."""
-    tails = uz.new_empty(u_tail.shape), uz.new_empty(h_tail.shape)
-    return uz.new_empty(x.shape[:2]), x.new_empty(x.shape), *tails
-
-
-triton_step = torch.library.custom_op(
-    "naju::triton_step", refusing_tangents(_step), mutates_args=(), device_types=("cuda", "cpu")
-)
-triton_step.register_fake(_empty)
+triton_step = define_step("triton_step", ("cuda", "cpu"), _step)
 
 
 def step_refuses(inputs: StepInputs) -> str | None:
