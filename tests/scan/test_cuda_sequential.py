@@ -20,7 +20,7 @@ from naju.scan import cuda_sequential
 from naju.scan.cpu_compiled.build import BuildError, find_compiler
 from naju.scan.cuda_sequential import CUDA_SEQUENTIAL, load
 from naju.scan.dispatch import ScanInputs, check_inputs
-from naju.scan.operator import ARGUMENTS
+from naju.scan.operator import ARGUMENTS, scan_of
 from numerics import REGIMES, Outcome, ScanCase, assert_agrees, draw_case, outcome, truth
 
 HERE = Path(__file__).parent
@@ -85,13 +85,13 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        y, state, ctx.kept = cuda_sequential._forward(*arguments, keep=True)
+        y, state, ctx.kept = cuda_sequential._forward(scan_of(arguments), keep=True)
         ctx.arguments = arguments
         return y, state
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
-        grads = cuda_sequential._backward(dy, dstate, ctx.kept, *ctx.arguments)
+        grads = cuda_sequential._backward(dy, dstate, ctx.kept, scan_of(ctx.arguments))
         given = zip(grads, ctx.arguments[:8], strict=True)
         return *(None if argument is None else grad for grad, argument in given), None, None, None
 
@@ -208,9 +208,8 @@ def test_inputs_that_are_not_contiguous() -> None:
 def test_without_a_backward_nothing_is_kept() -> None:
     case = draw_case(batch=2, length=70, d_inner=18, d_state=20)
     inputs = _inputs(**case.tensors)
-    arguments = [getattr(inputs, name) for name in ARGUMENTS]
-    *with_backward, kept = cuda_sequential._forward(*arguments, keep=True)
-    *without, nothing = cuda_sequential._forward(*arguments, keep=False)
+    *with_backward, kept = cuda_sequential._forward(inputs, keep=True)
+    *without, nothing = cuda_sequential._forward(inputs, keep=False)
     assert all(map(torch.equal, with_backward, without))
     assert kept[0].shape == (2 * 3, 18, 20)
     assert nothing == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
@@ -15,38 +15,47 @@ from naju.scan.dispatch import ScanInputs
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The fields of ScanInputs in the order that kernels take them; a backward takes dy, dstate and what was kept first.
+# The fields of ScanInputs in the order that the operators take them.
 ARGUMENTS = ("h", "f_logit", "i_logit", "B", "C", "D", "z", "initial_state", "cu_seqlens", "alpha", "reverse")
 _SCHEMA = (
     "Tensor h, Tensor f_logit, Tensor i_logit, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor initial_state, "
     "Tensor? cu_seqlens, float alpha, bool reverse"
 )
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+# of h, f_logit, i_logit, B, C, D, z, initial_state; None for an absent D or z
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]
 Scan = Callable[[ScanInputs], tuple[Tensor, Tensor]]
 
 
 def define_operator(
     name: str,
     device_type: str | tuple[str, ...],
-    forward: Callable[..., tuple[Tensor, Tensor, list[Tensor]]],
-    backward: Callable[..., Gradients],
-    kept: Callable[..., list[Tensor]] = lambda *arguments: [],
+    forward: Callable[[ScanInputs, bool], tuple[Tensor, Tensor, list[Tensor]]],
+    backward: Callable[[Tensor, Tensor, list[Tensor], ScanInputs], Gradients],
+    kept: Callable[[ScanInputs], list[Tensor]] = lambda scan: [],
 ) -> Scan:
     """Register `naju::name` and `naju::name_backward` and return the function that runs a scan with them.
 
-    forward(*ARGUMENTS, keep) -> y, state, and, if a backward will follow (`keep`), the tensors it starts from
-    backward(dy, dstate, kept, *ARGUMENTS) -> gradients of h, f_logit, i_logit, B, C, D, z, initial_state, where those
-        of an absent D or z are empty tensors
-    kept(*ARGUMENTS) -> empty tensors shaped like the ones that forward keeps
+    forward(scan, keep) -> y, state, and, if a backward will follow (`keep`), the tensors it starts from
+    backward(dy, dstate, kept, scan) -> gradients
+    kept(scan) -> empty tensors shaped like the ones that forward keeps
     """
     options: dict[str, Any] = {"mutates_args": (), "device_types": device_type}
     results, given = "(Tensor, Tensor, Tensor[])", "Tensor dy, Tensor dstate, Tensor[] kept"
+
+    def run_forward(*arguments: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+        *fields, keep = arguments
+        return forward(scan_of(fields), keep)
+
+    def run_backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], *fields: Any) -> tuple[Tensor, ...]:
+        gradients = backward(dy, dstate, kept, scan_of(fields))
+        return tuple(dy.new_empty(0) if gradient is None else gradient for gradient in gradients)
+
     scan = torch.library.custom_op(
-        f"naju::{name}", refusing_tangents(forward), schema=f"({_SCHEMA}, bool keep) -> {results}", **options
+        f"naju::{name}", refusing_tangents(run_forward), schema=f"({_SCHEMA}, bool keep) -> {results}", **options
     )
     scan_backward = torch.library.custom_op(
         f"naju::{name}_backward",
-        refusing_tangents(backward),
+        refusing_tangents(run_backward),
         schema=f"({given}, {_SCHEMA}) -> ({', '.join(['Tensor'] * 8)})",
         **options,
     )
@@ -68,14 +77,13 @@ def define_operator(
         optional = (None if tensors[5] is None else dD, None if tensors[6] is None else dz)
         return *grads, *optional, dinitial_state, None, None, None, None
 
-    def fake(h: Tensor, *rest: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-        *arguments, keep = rest
-        return h.new_empty(h.shape), _empty_like(arguments[6]), kept(h, *arguments) if keep else []
+    def fake(*arguments: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+        *fields, keep = arguments
+        scan = scan_of(fields)
+        return _empty_like(scan.h), _empty_like(scan.initial_state), kept(scan) if keep else []
 
-    def fake_backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], *arguments: Any) -> Gradients:
-        h, f_logit, i_logit, B, C, D, z, initial_state = arguments[:8]
-        dD, dz = (h.new_empty(0) if given is None else _empty_like(given) for given in (D, z))
-        return (*(_empty_like(t) for t in (h, f_logit, i_logit, B, C)), dD, dz, _empty_like(initial_state))  # type: ignore[return-value]
+    def fake_backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], *fields: Any) -> tuple[Tensor, ...]:
+        return tuple(dy.new_empty(0) if given is None else _empty_like(given) for given in fields[:8])
 
     scan.register_fake(fake)
     scan_backward.register_fake(fake_backward)
@@ -87,6 +95,10 @@ def define_operator(
         return y, state
 
     return run
+
+
+def scan_of(fields: Sequence[Any]) -> ScanInputs:
+    return ScanInputs(**dict(zip(ARGUMENTS, fields, strict=True)))
 
 
 def refusing_tangents(kernel: Callable[P, R]) -> Callable[P, R]:

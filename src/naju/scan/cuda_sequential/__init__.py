@@ -5,119 +5,71 @@ This module lays tensors out for scan.cu and nothing else. Every tensor may have
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from naju.scan.cuda_sequential.load import SEGMENT, Problem, call, missing_here, shape_for
 from naju.scan.dispatch import Backend, ScanInputs
 from naju.scan.on_gpu import gpu_refuses
-from naju.scan.operator import define_operator
+from naju.scan.operator import Gradients, define_operator
 
 
-def _problem(h: Tensor, initial_state: Tensor, alpha: float, reverse: bool, partial_stride: int = 0) -> Problem:
+def _problem(scan: ScanInputs, partial_stride: int = 0) -> Problem:
+    rows, d_inner, d_state = scan.initial_state.shape
     return Problem(
-        n_sequences=len(initial_state),
-        length=h.shape[1],
-        d_inner=h.shape[2],
-        d_state=initial_state.shape[2],
+        n_sequences=rows,
+        length=scan.h.shape[1],
+        d_inner=d_inner,
+        d_state=d_state,
         partial_stride=partial_stride,
-        reverse=reverse,
-        alpha=alpha,
+        reverse=scan.reverse,
+        alpha=scan.alpha,
     )
 
 
-def _boundaries(cu_seqlens: Tensor | None, h: Tensor) -> Tensor | None:
-    return None if cu_seqlens is None else cu_seqlens.to(h.device, torch.int64)
+def _inputs(scan: ScanInputs) -> dict[str, Tensor | None]:
+    cu_seqlens = scan.cu_seqlens
+    drive = {"h": scan.h, "f_logit": scan.f_logit, "i_logit": scan.i_logit, "B": scan.B, "C": scan.C, "z": scan.z}
+    boundaries = None if cu_seqlens is None else cu_seqlens.to(scan.h.device, torch.int64)
+    return {**drive, "D": None if scan.D is None else scan.D.float(), "boundaries": boundaries}
 
 
-def _kept(
-    h: Tensor,
-    f_logit: Tensor,
-    i_logit: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    *numbers: Any,
-) -> list[Tensor]:
+def _kept(scan: ScanInputs) -> list[Tensor]:
     """The states at every SEGMENT tokens of every sequence: of packed ones, whose lengths only the device knows, as
     many as there can be."""
-    batch, length, _ = h.shape
-    rows, *cells = initial_state.shape
-    segments = batch * -(-length // SEGMENT) if cu_seqlens is None else length // SEGMENT + rows
-    return [initial_state.new_empty((segments, *cells))]
+    batch, length, _ = scan.h.shape
+    rows, *cells = scan.initial_state.shape
+    segments = batch * -(-length // SEGMENT) if scan.cu_seqlens is None else length // SEGMENT + rows
+    return [scan.initial_state.new_empty((segments, *cells))]
 
 
-def _forward(
-    h: Tensor,
-    f_logit: Tensor,
-    i_logit: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    alpha: float,
-    reverse: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    y, state = h.new_empty(h.shape), initial_state.new_empty(initial_state.shape)
-    kept = _kept(h, f_logit, i_logit, B, C, D, z, initial_state, cu_seqlens) if keep else []
-    call(
-        "naju_forward",
-        _problem(h, initial_state, alpha, reverse),
-        {"h": h, "f_logit": f_logit, "i_logit": i_logit, "B": B, "C": C, "z": z, "y": y}
-        | {"D": None if D is None else D.float(), "initial_state": initial_state, "state": state}
-        | {"checkpoints": kept[0] if keep else None, "boundaries": _boundaries(cu_seqlens, h)},
-    )
+def _forward(scan: ScanInputs, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+    start = scan.initial_state
+    y, state = scan.h.new_empty(scan.h.shape), start.new_empty(start.shape)
+    kept = _kept(scan) if keep else []
+    outputs = {"y": y, "state": state, "checkpoints": kept[0] if keep else None}
+    call("naju_forward", _problem(scan), _inputs(scan) | outputs | {"initial_state": start})
     return y, state, kept
 
 
-def _backward(
-    dy: Tensor,
-    dstate: Tensor,
-    kept: list[Tensor],
-    h: Tensor,
-    f_logit: Tensor,
-    i_logit: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    alpha: float,
-    reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dh, df_logit, di_logit = (matrix.new_empty(matrix.shape) for matrix in (h, f_logit, i_logit))
+def _backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], scan: ScanInputs) -> Gradients:
+    h, B, C, D, z, start = scan.h, scan.B, scan.C, scan.D, scan.z, scan.initial_state
+    dh, df_logit, di_logit = (matrix.new_empty(matrix.shape) for matrix in (h, scan.f_logit, scan.i_logit))
     dz = None if z is None else z.new_empty(z.shape)
     blocks = -(-h.shape[2] // shape_for(B.shape[2]).width)
-    dB, dC = (initial_state.new_empty((blocks, *B.shape)) for _ in range(2))  # float32, summed over blocks below
-    dD = None if D is None else initial_state.new_empty(initial_state.shape[:2])
-    dinitial_state = initial_state.new_empty(initial_state.shape)
+    dB, dC = (start.new_empty((blocks, *B.shape)) for _ in range(2))  # float32, summed over blocks below
+    dD = None if D is None else start.new_empty(start.shape[:2])
+    dinitial_state = start.new_empty(start.shape)
     call(
         "naju_backward",
-        _problem(h, initial_state, alpha, reverse, partial_stride=dB.stride(0)),
-        {"h": h, "f_logit": f_logit, "i_logit": i_logit, "B": B, "C": C, "z": z, "dy": dy}
-        | {"dh": dh, "df_logit": df_logit, "di_logit": di_logit, "dz": dz, "dB": dB, "dC": dC, "dD": dD}
-        | {"D": None if D is None else D.float(), "dstate": dstate, "dinitial_state": dinitial_state}
-        | {"checkpoints": kept[0], "boundaries": _boundaries(cu_seqlens, h)},
+        _problem(scan, partial_stride=dB.stride(0)),
+        _inputs(scan)
+        | {"dy": dy, "dstate": dstate, "checkpoints": kept[0], "dh": dh, "df_logit": df_logit, "di_logit": di_logit}
+        | {"dz": dz, "dB": dB, "dC": dC, "dD": dD, "dinitial_state": dinitial_state},
     )
-    return (
-        dh,
-        df_logit,
-        di_logit,
-        dB.sum(0).to(B.dtype),
-        dC.sum(0).to(C.dtype),
-        h.new_empty(0) if D is None or dD is None else dD.sum(0).to(D.dtype),
-        h.new_empty(0) if dz is None else dz,
-        dinitial_state,
-    )
+    dB, dC = dB.sum(0).to(B.dtype), dC.sum(0).to(C.dtype)
+    dD = None if D is None or dD is None else dD.sum(0).to(D.dtype)
+    return dh, df_logit, di_logit, dB, dC, dD, dz, dinitial_state
 
 
 def _refuses(inputs: ScanInputs) -> str | None:

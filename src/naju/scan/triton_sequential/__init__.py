@@ -13,7 +13,7 @@ from torch import Tensor
 
 from naju.scan.dispatch import Backend, ScanInputs
 from naju.scan.on_gpu import gpu_refuses, triton_missing_here
-from naju.scan.operator import define_operator
+from naju.scan.operator import Gradients, define_operator
 
 TILE = 1024  # entries of the state in a program: enough programs to fill a GPU, few enough partial sums of dB and dC
 
@@ -47,27 +47,15 @@ def _rows(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
 
 
-def _forward(
-    h: Tensor,
-    f_logit: Tensor,
-    i_logit: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    alpha: float,
-    reverse: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _forward(scan: ScanInputs, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Where no backward follows no state is kept: together they are d_state times as large as h."""
     from naju.scan.triton_sequential.kernels import forward_kernel
 
-    y, state = h.new_empty(h.shape), initial_state.new_empty(initial_state.shape)
-    kept = _kept(h, f_logit, i_logit, B) if keep else []
-    h, f_logit, i_logit, B, C = map(_rows, (h, f_logit, i_logit, B, C))
-    z = None if z is None else _rows(z)
+    initial_state = scan.initial_state
+    y, state = scan.h.new_empty(scan.h.shape), initial_state.new_empty(initial_state.shape)
+    kept = _kept(scan) if keep else []
+    h, f_logit, i_logit, B, C = map(_rows, (scan.h, scan.f_logit, scan.i_logit, scan.B, scan.C))
+    z = None if scan.z is None else _rows(scan.z)
     blocks = blocks_for(h.shape[2], B.shape[2])
     with torch.cuda.device_of(h):
         forward_kernel[_grid(initial_state, blocks)](
@@ -76,63 +64,49 @@ def _forward(
             i_logit,
             B,
             C,
-            None if D is None else D.contiguous(),
+            None if scan.D is None else scan.D.contiguous(),
             z,
             initial_state.contiguous(),
-            _boundaries(cu_seqlens, h),
+            _boundaries(scan),
             y,
             state,
             kept[0] if keep else None,
             **_strides(h=h, f_logit=f_logit, i_logit=i_logit, B=B, C=C, z=z),
             length=h.shape[1],
-            alpha=alpha,
-            REVERSE=reverse,
+            alpha=scan.alpha,
+            REVERSE=scan.reverse,
             **blocks,
         )
     return y, state, kept
 
 
-def _kept(h: Tensor, f_logit: Tensor, i_logit: Tensor, B: Tensor, *rest: Any) -> list[Tensor]:
+def _kept(scan: ScanInputs) -> list[Tensor]:
     """The state that each token meets, (b, l, d, n)."""
-    return [h.new_empty((*h.shape, B.shape[2]), dtype=torch.float32)]
+    return [scan.h.new_empty((*scan.h.shape, scan.B.shape[2]), dtype=torch.float32)]
 
 
 def _grid(initial_state: Tensor, blocks: dict[str, Any]) -> tuple[int]:
     return (len(initial_state) * -(-blocks["D_INNER"] // blocks["BLOCK_D"]),)
 
 
-def _boundaries(cu_seqlens: Tensor | None, h: Tensor) -> Tensor | None:
-    return None if cu_seqlens is None else cu_seqlens.to(h.device).contiguous()
+def _boundaries(scan: ScanInputs) -> Tensor | None:
+    return None if scan.cu_seqlens is None else scan.cu_seqlens.to(scan.h.device).contiguous()
 
 
-def _backward(
-    dy: Tensor,
-    dstate: Tensor,
-    kept: list[Tensor],
-    h: Tensor,
-    f_logit: Tensor,
-    i_logit: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    alpha: float,
-    reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], scan: ScanInputs) -> Gradients:
     from naju.scan.triton_sequential.kernels import backward_kernel
 
-    dh, df_logit, di_logit = (matrix.new_empty(matrix.shape) for matrix in (h, f_logit, i_logit))
-    dz = None if z is None else z.new_empty(z.shape)
-    blocks = blocks_for(h.shape[2], B.shape[2])
+    D, initial_state = scan.D, scan.initial_state
+    dh, df_logit, di_logit = (matrix.new_empty(matrix.shape) for matrix in (scan.h, scan.f_logit, scan.i_logit))
+    dz = None if scan.z is None else scan.z.new_empty(scan.z.shape)
+    blocks = blocks_for(scan.h.shape[2], scan.B.shape[2])
     programs = _grid(initial_state, blocks)
-    partial = (programs[0] // len(initial_state), *B.shape)
+    partial = (programs[0] // len(initial_state), *scan.B.shape)
     dB, dC = (initial_state.new_empty(partial) for _ in range(2))  # float32, summed over channel blocks below
     dD = None if D is None else initial_state.new_empty(initial_state.shape[:2])
     dinitial_state = initial_state.new_empty(initial_state.shape)
-    dy, h, f_logit, i_logit, B_rows, C_rows = map(_rows, (dy, h, f_logit, i_logit, B, C))
-    z_rows = None if z is None else _rows(z)
+    dy, h, f_logit, i_logit, B, C = map(_rows, (dy, scan.h, scan.f_logit, scan.i_logit, scan.B, scan.C))
+    z = None if scan.z is None else _rows(scan.z)
     with torch.cuda.device_of(h):
         backward_kernel[programs](
             dy,
@@ -141,11 +115,11 @@ def _backward(
             h,
             f_logit,
             i_logit,
-            B_rows,
-            C_rows,
+            B,
+            C,
             None if D is None else D.contiguous(),
-            z_rows,
-            _boundaries(cu_seqlens, h),
+            z,
+            _boundaries(scan),
             dh,
             df_logit,
             di_logit,
@@ -154,23 +128,16 @@ def _backward(
             dD,
             dz,
             dinitial_state,
-            **_strides(dy=dy, h=h, f_logit=f_logit, i_logit=i_logit, B=B_rows, C=C_rows, z=z_rows),
+            **_strides(dy=dy, h=h, f_logit=f_logit, i_logit=i_logit, B=B, C=C, z=z),
             length=h.shape[1],
             tokens=h.shape[0] * h.shape[1],
-            alpha=alpha,
-            REVERSE=reverse,
+            alpha=scan.alpha,
+            REVERSE=scan.reverse,
             **blocks,
         )
-    return (
-        dh,
-        df_logit,
-        di_logit,
-        dB.sum(0).to(B.dtype),
-        dC.sum(0).to(C.dtype),
-        h.new_empty(0) if D is None or dD is None else dD.sum(0).to(D.dtype),
-        h.new_empty(0) if dz is None else dz,
-        dinitial_state,
-    )
+    dB, dC = dB.sum(0).to(B.dtype), dC.sum(0).to(C.dtype)
+    dD = None if D is None or dD is None else dD.sum(0).to(D.dtype)
+    return dh, df_logit, di_logit, dB, dC, dD, dz, dinitial_state
 
 
 def _refuses(inputs: ScanInputs) -> str | None:
