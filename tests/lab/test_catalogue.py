@@ -68,6 +68,7 @@ def test_a_cost_in_words(tmp_path):
 def test_measured_numbers_are_counted(tmp_path, capsys):
     row = {"bench": "forward", "batch": 8, "n_layers": 4, "model": "naju", "d_model": 256, "mode": "eager"}
     row |= {"length": 512, "median_s": 0.003, "peak_bytes": None, "machine": {"accelerator": "a GPU"}}
+    row |= {"dtype": "bfloat16", "d_state": 64}
     (tmp_path / "forward.jsonl").write_text(json.dumps(row) + "\n")
     told = listed(capsys, "--runs", tmp_path, "--rows", tmp_path)
     rows = paper_tables()["tab:throughput"].rows

@@ -114,19 +114,30 @@ def test_an_arena_result_with_a_broken_curve_is_named(curve, tmp_path):
 
 def measured(model, length, seconds, **changes):
     facts = {"bench": "forward", "model": model, "mode": "eager", "batch": 8, "n_layers": 4, "d_model": 256}
-    machine = {"machine": {"accelerator": "a GPU"}}
+    machine = {"dtype": "bfloat16", "d_state": 64, "machine": {"accelerator": "a GPU"}}
     return {**facts, "length": length, "median_s": seconds, "peak_bytes": 5_000_000, **machine, **changes}
 
 
 def test_speed_is_told_as_ratios_and_the_newest_row_counts(tmp_path):
     rows = [measured("naju", 512, 0.009), measured("naju", 512, 0.002), measured("mamba2", 512, 0.004)]
     rows += [measured("naju", 512, 1.0, batch=1), measured("naju", 512, 1.0, machine={"accelerator": None})]
+    rows += [measured("naju", 512, 1.0, d_state=16), measured("naju", 512, 1.0, dtype="float32")]
     rows += [measured("gla", 512, 1.0) | {"reason": "out of memory"}]
     made = pages(tmp_path, rows=rows)
     assert row(made["throughput"], "throughput-1", "naju d256 eager")[0] == "2 (0.50) paper 2.9 (1.61)"
     assert row(made["throughput"], "throughput-1", "gla d256 eager")[0] == "– paper 2.7 (1.50)"
     assert "ours: a GPU" in made["throughput"]
     assert [table.machines for table in speed_tables(tmp_path / "nowhere")] == [()] * 4
+
+
+def test_training_is_told_of_the_papers_step_alone(tmp_path):
+    step = {"n_layers": 6, "vocab_size": 50257, "length": 1024, "tokens_per_s": 3e5}
+    rows = [measured("naju", seconds=0.03, **step, batch=batch) for batch in (8, 16)]
+    (tmp_path / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    throughput = speed_tables(tmp_path)[2]
+    assert [cell.ours for cell in throughput.rows[0].cells] == [300.0, None, None]
+    (tmp_path / "training.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    assert all(cell.ours is None for made in speed_tables(tmp_path)[2].rows for cell in made.cells)
 
 
 def test_a_ratio_is_to_the_rival_of_the_same_run(tmp_path):

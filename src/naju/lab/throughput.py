@@ -43,6 +43,8 @@ TRAINING_MODELS = (
     "transformer-math",
     "transformer-flash",
 )
+# Models whose N is a choice of the bench; the others have one of their own.
+SIZED = ("naju", "naju-rank64", "naju-rank32", "mamba2", "mamba")
 # The paper's names of models that the benches call otherwise. Where it names no N for Mamba, its numbers fit N = 16.
 NAMES = {
     "xlstm": "mlstm",
@@ -132,10 +134,13 @@ def _measure_quickly(folder: Path) -> None:
 
 
 def speed_tables(folder: Path) -> list[SpeedTable]:
-    """Forward time and memory, training throughput and memory; the newest row of each kind on a GPU counts."""
+    """Forward time and memory, training throughput and memory; the newest row of each kind on a GPU counts, if its
+    sizes are those that the bench has by default, which are the paper's."""
     forward, training = (_rows(folder / f"{name}.jsonl") for name in ("forward", "training"))
-    forward = [row for row in forward if (row.get("batch"), row["n_layers"]) == (8, 4)]
-    training = [row for row in training if (row["n_layers"], row["d_model"], row.get("vocab_size")) == (6, 256, 50257)]
+    forward = [row for row in forward if _is_like(ForwardBench(), row, "batch", "n_layers", "dtype")]
+    step = TrainingBench()
+    training = [row for row in training if row.get("batch") == step.tokens / max(row["length"], 1)]
+    training = [row for row in training if _is_like(step, row, "n_layers", "d_model", "vocab_size", "dtype")]
     forward_paper = paper_tables()["tab:throughput"].rows
     by_part = {part: [row for row in forward_paper if row["part"] == part] for part in ("a", "b")}
     return [
@@ -143,6 +148,11 @@ def speed_tables(folder: Path) -> list[SpeedTable]:
         _table("Forward pass, peak MB", forward, "peak_bytes", 1e-6, _by_length(by_part["b"])),
         *training_tables(training),
     ]
+
+
+def _is_like(usual: ForwardBench | TrainingBench, row: Mapping[str, Any], *names: str) -> bool:
+    has_usual_state = row["model"] not in SIZED or row.get("d_state") == usual.d_state
+    return has_usual_state and all(row.get(name) == getattr(usual, name) for name in names)
 
 
 def training_tables(rows: Sequence[Mapping[str, Any]]) -> list[SpeedTable]:
