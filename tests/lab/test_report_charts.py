@@ -28,6 +28,7 @@ def test_ticks_are_round_numbers():
     assert [tick.label for tick in linear(-0.03, 1.03, parts=6).ticks] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
     assert [tick.label for tick in linear(0, 46875).ticks] == ["0", "10k", "20k", "30k", "40k"]
     assert [tick.label for tick in logarithmic([0.02, 3.0]).ticks] == ["0.01", "0.1", "1", "10"]
+    assert [tick.label for tick in logarithmic([3e-5, 0.2]).ticks] == ["1e-5", "1e-4", "1e-3", "0.01", "0.1", "1"]
     assert [tick.label for tick in logarithmic([64, 256], ticks=[64, 128, 256]).ticks] == ["64", "128", "256"]
 
 

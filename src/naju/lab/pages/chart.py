@@ -77,8 +77,8 @@ def logarithmic(values: Sequence[float], *, ticks: Sequence[float] = ()) -> Scal
         return Scale(low / 1.15, high * 1.15, tuple(Tick(tick, _short(tick)) for tick in ticks), log=True)
     first = math.floor(math.log10(low))
     last = max(math.ceil(math.log10(high)), first + 1)
-    powers = [10.0**power for power in range(first, last + 1)]
-    return Scale(powers[0], powers[-1], tuple(Tick(power, _short(power)) for power in powers), log=True)
+    marks = [Tick(10.0**power, _power_of_ten(power)) for power in range(first, last + 1)]
+    return Scale(marks[0].value, marks[-1].value, tuple(marks), log=True)
 
 
 def named(names: Sequence[str]) -> Scale:
@@ -215,6 +215,11 @@ class _Box(NamedTuple):
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.bottom, other.bottom) - max(self.top, other.top)
         return max(width, 0.0) * max(height, 0.0)
+
+
+def _power_of_ten(power: int) -> str:
+    """Below 0.01 as 1e-3, which leaves room for the name of a vertical axis."""
+    return f"1e{power}" if power < -2 else _short(10.0**power)
 
 
 def _short(value: float) -> str:
