@@ -10,15 +10,18 @@ from written_results import result, write
 
 from naju.lab.ablations import SWEEPS
 from naju.lab.lra import Lra
+from naju.lab.mqar import FULL, PAPER
+from naju.lab.mqar_run import slice_name
 from naju.lab.options import GridOptions
 from naju.lab.report import write_report
 from naju.lab.throughput import speed_tables
+from naju.tasks.mqar import TEST
 
 
 def pages(tmp_path, *results, rows=()):
     folder = write(tmp_path / "results", *results)
     benchmarks = tmp_path / "benchmarks"
-    benchmarks.mkdir()
+    benchmarks.mkdir(parents=True)
     (benchmarks / "forward.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     index = write_report(folder, tmp_path / "report", benchmarks)
     return {path.stem: path.read_text() for path in index.parent.glob("*.html")}
@@ -65,8 +68,9 @@ def test_swept_options_stay_off_the_main_page(tmp_path):
 
 def test_a_reduced_budget_is_told(tmp_path):
     made = pages(tmp_path, swept("T4", 1, epochs=15), recall(1e-3, 1, 0.8, 0.7, 0.5, epochs=8))
-    assert "epochs: 50 in the paper; here 15 (T4)." in made["bias-f"]
-    assert "Reduced or changed here: each key bound once, random filler, 8192 symbols" in made["mqar"]
+    assert "Epochs: 50 in the paper; here 15 (T4)." in made["bias-f"]
+    assert "T4 on 100,000 sequences for 15 epochs" in made["bias-f"]
+    assert "Reduced or changed here: 8 epochs instead of 32." in made["mqar"]
     assert "at most 8 epochs" in made["mqar"]
     assert "Fewer than 4 rates finished" in made["mqar"]
     assert "0 of 152 runs at the paper&#39;s budget, 1 in all" in made["mqar"]
@@ -74,10 +78,48 @@ def test_a_reduced_budget_is_told(tmp_path):
 
 def test_recall_stands_beside_the_papers(tmp_path):
     made = pages(tmp_path, recall(1e-3, 1, 0.8, 0.9, 0.5), recall(1e-2, 1, 0.9, 0.95, 0.7))
-    cells = row(made["mqar"], "mqar-1", "naju N64")
+    cells = next(row[1:] for row in tables(made["mqar"])["mqar-1"] if row[:2] == ["naju N64", "512"])
     assert cells[:4] == ["512", "1", "2", "0.01"]
     assert cells[4] == "0.950 paper 0.887 +0.063"
     assert cells[5] == "0.700 paper 0.384 +0.316"
+    heading, *slices = tables(made["mqar"])["mqar-2"]
+    assert heading[2:] == [slice_name(segment) for segment in TEST]
+    assert slices == [["naju N64", "512", *["0.950"] * 6, "0.700"]]
+
+
+def test_the_papers_recall_is_there_without_ours(tmp_path):
+    papers = sum(row[f"acc_d{width}"] is not None for row in PAPER.values() for width in FULL.widths)
+    heading, *rows = tables(pages(tmp_path)["mqar"])["mqar-1"]
+    assert len(rows) == papers
+    assert ["naju N64", "128", "0", "0", "–", "– paper 0.831", "–"] in rows
+    assert heading[-1] == "256 pairs in 1024"
+
+
+def test_unequal_chances_are_told(tmp_path):
+    results = [
+        recall(1e-3, 1, 0.8, 0.9, 0.5),
+        recall(1e-2, 1, 0.9, 0.95, 0.7),
+        recall(1e-2, 1, 0.9, 0.9, 0.7, width=64),
+    ]
+    told = "Models with more rates had better chances than those with fewer."
+    assert told in pages(tmp_path / "unequal", *results)["mqar"]
+    assert told not in pages(tmp_path / "equal", *results[:2])["mqar"]
+
+
+def test_other_test_segments_have_a_table_of_their_own(tmp_path):
+    usual, other = recall(1e-3, 1, 0.8, 0.9, 0.5), recall(1e-2, 1, 0.9, 0.95, 0.7)
+    other["config"]["test_segments"] = [[64, 4, 10]]
+    made = tables(pages(tmp_path, usual, other)["mqar"])
+    assert [made[f"mqar-{place}"][0][-1] for place in (1, 3)] == ["256 pairs in 1024", "4 pairs in 64"]
+
+
+def test_a_page_tells_how_to_read_it(tmp_path):
+    made = pages(tmp_path, swept("T4", 1), result("naju", "T4", 1, variant="quick-f_bias6"))
+    assert "T4 asks for the latest of several values" in made["bias-f"]
+    assert "Difference of the means, ours minus the paper" in made["bias-f"]
+    assert "Difference of the means" not in made["bias-i"]  # nothing is coloured there
+    assert "1 of 60 runs, 1 quick" in made["index"]
+    assert "<code>naju reproduce gate-rank</code> trains" in made["gate-rank-recall"]
 
 
 def arena(mixer, task, seed, share, **changes):
@@ -156,6 +198,11 @@ def test_a_recall_result_that_cannot_be_shown_is_named(tmp_path):
     made = pages(tmp_path, broken, {"experiment": "alchemy"})
     assert "0.json cannot be read as a result: its experiment cannot show it" in made["index"]
     assert "1.json cannot be read as a result: no experiment is called &#39;alchemy&#39;" in made["index"]
+
+
+def test_a_seed_that_is_no_number_is_named(tmp_path):
+    made = pages(tmp_path, recall(1e-3, 1, 0.8, 0.9, 0.5), recall(1e-2, 1, 0.8, 0.9, 0.5) | {"seed": "1"})
+    assert "1.json cannot be read as a result: seed must be an integer, but is &#39;1&#39;" in made["index"]
 
 
 def test_copies_in_a_folder_each_are_found(tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from naju.lab.comparison import Comparison
 from naju.lab.mqar import FULL, PAPER, RATES, Mqar, recall_tables, told_mqar
-from naju.lab.mqar_run import Recaller, run_mqar
+from naju.lab.mqar_run import Recaller, run_mqar, slice_name
 from naju.lab.options import GridOptions
 from naju.lab.paper import MeanStd
 from naju.lab.runs import RunFolder
@@ -159,7 +159,8 @@ def test_a_rate_that_diverges_is_a_result(tmp_path, monkeypatch):
 def written(rate, seed, validation, test, hardest, width=512, **changes):
     choice = {"mixers": ("naju",), "widths": (width,), "states": (64,), "reparam": "without", "rates": (rate,)}
     (run,) = cells(**choice, seeds=(str(seed),), **changes)
-    accuracy = {"all": {"all": test}, "256 pairs in 1024": {"all": hardest}}
+    slices = {slice_name(segment): {"all": test} for segment in TEST}
+    accuracy = {"all": {"all": test}, **slices, "256 pairs in 1024": {"all": hardest}}
     return {
         "experiment": "mqar",
         "mixer": "naju",

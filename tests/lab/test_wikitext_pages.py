@@ -56,7 +56,7 @@ def test_perplexities_stand_beside_the_papers(tmp_path):
     assert rival[4] == "1.100 paper 1.080"
     assert "3 of 45 runs on wikitext-103, 3 on all texts" in made["wikitext-context"]
     assert row(made["gate-rank"], "gate-rank-1", "naju d256 L1024")[2] == validation
-    assert row(made["gate-rank"], "gate-rank-1", "naju-rank64 d256 L1024")[:3] == ["0", "-", "- paper 26.63±0.08"]
+    assert row(made["gate-rank"], "gate-rank-1", "naju-rank64 d256 L1024")[:3] == ["0", "–", "– paper 26.63±0.08"]
     assert len(tables(made["wikitext-width"])["wikitext-width-1"]) == 1 + 12
 
 
@@ -64,9 +64,9 @@ def test_another_text_is_named_and_has_no_difference(tmp_path):
     made = pages(tmp_path, language(text="enwiki-long", validation=40.0, test=None, tokens=100_000_000))
     page = made["wikitext-context"]
     assert "<h2>enwiki-long, 100M tokens</h2>" in page
-    assert row(page, "wikitext-context-1", "naju d256 L1024")[2:4] == ["40.00 paper 26.06±0.10", "- paper 26.20±0.17"]
+    assert row(page, "wikitext-context-1", "naju d256 L1024")[2:4] == ["40.00 paper 26.06±0.10", "– paper 26.20±0.17"]
     assert "0 of 45 runs on wikitext-103, 1 on all texts" in page
-    assert row(page, "wikitext-context-2", "naju d256 L1024")[2] == "- paper 26.06±0.10"
+    assert row(page, "wikitext-context-2", "naju d256 L1024")[2] == "– paper 26.06±0.10"
 
 
 def test_shapes_go_to_the_pages_they_belong_to(tmp_path):

@@ -218,25 +218,54 @@ class RecallRow(NamedTuple):
     diverged: int  # seeds that have none
     tried: int  # how many different rates have finished, with the seed that has the fewest
     overall: Comparison
-    hardest: Comparison
+    slices: tuple[Comparison, ...]  # the hardest last
+
+    @property
+    def hardest(self) -> Comparison:
+        return self.slices[-1]
+
+    @property
+    def told_rates(self) -> str:
+        """The best ones."""
+        none = "diverged" if self.diverged else "-"
+        return ", ".join(f"{rate:g}" for rate in dict.fromkeys(self.rates.values())) or none
 
 
 class RecallTable(NamedTuple):
-    """Runs on the same data with the same budget; `is_papers` says whether both are the paper's."""
+    """Runs on the same data with the same budget; `departures` says in words where these are not the paper's."""
 
     title: str
-    is_papers: bool
-    hardest: str
+    departures: tuple[str, ...]
+    slices: tuple[str, ...]
     rows: tuple[RecallRow, ...]
+
+    @property
+    def is_papers(self) -> bool:
+        return not self.departures
+
+    @property
+    def hardest(self) -> str:
+        return self.slices[-1]
 
 
 def recall_tables(results: Iterable[Mapping[str, Any]]) -> list[RecallTable]:
     """One for each kind of data and budget, the paper's first."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for result in results:
-        groups.setdefault(_kind(result["config"]), []).append(result)
-    tables = [_table(title, found) for title, found in groups.items()]
+        config = result["config"]
+        groups.setdefault((_kind(config), str(config["test_segments"])), []).append(result)
+    tables = [_table(title, found) for (title, _), found in groups.items()]
     return sorted(tables, key=lambda table: (not table.is_papers, table.title))
+
+
+def papers_table(tables: Sequence[RecallTable]) -> RecallTable:
+    """Of these the one at the paper's budget, with all of the paper's rows, whether ours stand beside them or not."""
+    empty = RecallTable(_kind(Mqar().cells()[0].to_json()), (), tuple(map(slice_name, TEST)), ())
+    table = next((table for table in tables if table.is_papers and table.slices == empty.slices), empty)
+    own = {(row.contender, row.width) for row in table.rows}
+    all_papers = [(contender, width) for contender in PAPER for width in WIDTHS if paper_number(contender, width)]
+    absent = [_row(*model, table.slices, [], beside_paper=True) for model in all_papers if model not in own]
+    return table._replace(rows=tuple(sorted([*table.rows, *absent], key=_row_place)))
 
 
 def told_mqar(results: Sequence[Mapping[str, Any]]) -> str:
@@ -253,24 +282,30 @@ def _kind(config: Mapping[str, Any]) -> str:
     return f"{keys}, {filler}, {config['n_symbols']} symbols, {budget}, {'bfloat16' if config['bf16'] else 'float32'}"
 
 
+def _departures(config: Mapping[str, Any]) -> tuple[str, ...]:
+    sequences = sum(segment.examples for segment in TRAINING)
+    told = {
+        "keys bound twice, where the paper binds each once": config["rewriting"],
+        "zero filler instead of random": not config["random_filler"],
+        f"{config['n_symbols']:,} symbols instead of {FULL.data.n_symbols:,}": config["n_symbols"]
+        != FULL.data.n_symbols,
+        f"{config['sequences']:,} sequences instead of {sequences:,}": config["sequences"] != sequences,
+        f"{config['epochs']:g} epochs instead of {EPOCHS}": config["epochs"] != EPOCHS,
+        "bfloat16 instead of float32": config["bf16"],
+    }
+    return tuple(sentence for sentence, departs in told.items() if departs)
+
+
 def _table(title: str, results: Sequence[Mapping[str, Any]]) -> RecallTable:
     config = results[0]["config"]
-    usual = {
-        "rewriting": False,
-        "random_filler": True,
-        "n_symbols": FULL.data.n_symbols,
-        "epochs": EPOCHS,
-        "sequences": sum(segment.examples for segment in TRAINING),
-        "bf16": False,
-    }
-    is_papers = all(config[name] == value for name, value in usual.items())
     groups: dict[tuple[Contender, int], list[Mapping[str, Any]]] = {}
     for result in results:
         groups.setdefault((_contender_of(result["config"]), result["config"]["d_model"]), []).append(result)
-    *_, (length, n_pairs, examples) = config["test_segments"]
-    hardest = slice_name(Segment(length, n_pairs, examples))
-    rows = [_row(*model, hardest, found, beside_paper=not config["rewriting"]) for model, found in groups.items()]
-    return RecallTable(title, is_papers, hardest, tuple(sorted(rows, key=_row_place)))
+    slices = tuple(slice_name(Segment(*segment)) for segment in config["test_segments"])
+    if not slices:
+        raise ValueError("test_segments must be some, but are none")
+    rows = [_row(*model, slices, found, beside_paper=not config["rewriting"]) for model, found in groups.items()]
+    return RecallTable(title, _departures(config), slices, tuple(sorted(rows, key=_row_place)))
 
 
 def _contender_of(config: Mapping[str, Any]) -> Contender:
@@ -279,31 +314,40 @@ def _contender_of(config: Mapping[str, Any]) -> Contender:
 
 
 def _row(
-    contender: Contender, width: int, hardest: str, results: Sequence[Mapping[str, Any]], *, beside_paper: bool
+    contender: Contender,
+    width: int,
+    slices: tuple[str, ...],
+    results: Sequence[Mapping[str, Any]],
+    *,
+    beside_paper: bool,
 ) -> RecallRow:
     best: dict[int, Mapping[str, Any]] = {}
-    for result in (result for result in results if "diverged" not in result):
-        rival = best.get(result["seed"])
-        if rival is None or result["final_validation"] > rival["final_validation"]:
-            best[result["seed"]] = result
     tried: dict[int, set[float]] = {}
-    for result in results:
+    for result in sorted(results, key=_validation, reverse=True):
+        if "diverged" not in result:
+            best.setdefault(result["seed"], result)
         tried.setdefault(result["seed"], set()).add(result["config"]["lr"])
     paper = PAPER.get(contender, {}) if beside_paper else {}
-    hard_paper = paper.get("kv256_acc_d512") if (width, hardest) == (512, HARDEST) else None
+    known = {"all": paper.get(f"acc_d{width}"), HARDEST: paper.get("kv256_acc_d512") if width == 512 else None}
+    overall, *by_slice = (Comparison(_shares(best, part), mean_std(known.get(part))) for part in ("all", *slices))
     return RecallRow(
         contender,
         width,
         {seed: run["config"]["lr"] for seed, run in sorted(best.items())},
         len(tried) - len(best),
-        min(map(len, tried.values())),
-        Comparison(tuple(_share(run, "all") for run in best.values()), mean_std(paper.get(f"acc_d{width}"))),
-        Comparison(tuple(_share(run, hardest) for run in best.values()), mean_std(hard_paper)),
+        min(map(len, tried.values()), default=0),
+        overall,
+        tuple(by_slice),
     )
 
 
-def _share(run: Mapping[str, Any], part: str) -> float:
-    return float(run["accuracy"][part]["all"])
+def _validation(result: Mapping[str, Any]) -> float:
+    return -1.0 if "diverged" in result else float(result["final_validation"])
+
+
+def _shares(best: Mapping[int, Mapping[str, Any]], part: str) -> tuple[float, ...]:
+    """In the order of seeds."""
+    return tuple(float(run["accuracy"][part]["all"]) for _, run in sorted(best.items()))
 
 
 def _row_place(row: RecallRow) -> tuple[Any, ...]:
@@ -315,8 +359,7 @@ def _told(table: RecallTable) -> str:
     measured = ["all", table.hardest, "paper all", "paper hardest", "difference"]
     lines = [["", "d_model", "seeds", "rates", "best", *measured]]
     for row in table.rows:
-        rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row.rates.values())) or "diverged"
         known = [str(row.overall), str(row.hardest), row.overall.told_paper(3), row.hardest.told_paper(3)]
-        seeds = [str(row.width), told_seeds(len(row.rates), row.diverged), str(row.tried), rates]
+        seeds = [str(row.width), told_seeds(len(row.rates), row.diverged), str(row.tried), row.told_rates]
         lines.append([row.contender.label, *seeds, *known, row.overall.told_difference()])
     return f"MQAR: {table.title}\n{aligned(lines)}"

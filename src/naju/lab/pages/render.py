@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,15 @@ def environment() -> Environment:
     made.globals.update(colour=colour, outline=outline, dash=dash)
     made.filters["share"] = _share
     made.filters["signed"] = _signed
+    made.filters["coded"] = _coded
     return made
+
+
+def _coded(text: str) -> str:
+    """Escaped, with `commands` as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _share(value: float, digits: int = 3) -> str:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from naju.lab.ablations import PAPER_SEEDS, SWEEPS, Sweep, SweepRow, SweepTable, paper_cell, sweep_tables
+from naju.bench.forward import ForwardBench
+from naju.bench.training import TrainingBench
+from naju.lab.ablations import PAPER_SEEDS, SWEEPS, TASKS, Sweep, SweepRow, SweepTable, paper_cell, sweep_tables
 from naju.lab.comparison import Comparison, told_seeds
 from naju.lab.diagnostic_run import EXPERIMENT
-from naju.lab.diagnostics import FULL, SUCCESS
+from naju.lab.diagnostics import FULL, QUICK, SUCCESS, Protocol
 from naju.lab.lra import CHOICES, COMPARED, Lra, LraCell, departures, lra_rows, model_label
 from naju.lab.lra_run import EXPERIMENT as LRA
 from naju.lab.lra_run import OUT_OF_MEMORY
-from naju.lab.mqar import EPOCHS, RATES, Mqar, RecallRow, RecallTable, recall_tables
+from naju.lab.mqar import EPOCHS, RATES, Mqar, RecallRow, RecallTable, papers_table, recall_tables
 from naju.lab.mqar import FULL as FULL_MQAR
 from naju.lab.mqar_run import EXPERIMENT as MQAR
 from naju.lab.pages import Chart
 from naju.lab.paper import paper_tables
 from naju.lab.report.charts import run_curves
 from naju.lab.report.gaps import deviations
+from naju.lab.report.readings import CELLS, INTERVAL, LRA_READING, RECALL_READING, SPEED_READING, SWEEP_READING
 from naju.lab.report.results import Reading, Result, Written, curve_of, group_models
-from naju.lab.throughput import RIVAL, Pair, SpeedTable, speed_tables
+from naju.lab.throughput import Pair, SpeedTable, speed_tables
 from naju.tasks.lra import LRA as LRA_TASKS
 
 # The table of the paper that each page is about, or a title where it has none.
@@ -35,13 +38,8 @@ TITLES = {
     "mamba-factorial": "tab:mamba_factorial",
     "gate-rank-recall": "Low-rank gate projections in Naju on T2 and T4",
     "lra": "tab:lra",
-    "throughput": "tab:throughput",
+    "throughput": "Time and memory of a forward pass and of a training step",
 }
-INTERVAL = (
-    "In brackets after a difference: its 95 % interval over seeds, by Student's t with the smaller number of seeds "
-    "less one as its degrees of freedom, and wider by half of the paper's last digit. A single seed of ours has none. "
-    "Deviations are sample standard deviations; the paper does not always say which it prints."
-)
 
 
 class Cell(NamedTuple):
@@ -49,6 +47,10 @@ class Cell(NamedTuple):
 
     lines: tuple[str, ...]
     shade: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        return self.lines[0] in ("-", "–")
 
 
 class Row(NamedTuple):
@@ -64,7 +66,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """`standing` says in words how much is there."""
+    """`standing` says in words how much is there, `reading` how to read it."""
 
     command: str
     title: str
@@ -74,6 +76,12 @@ class Page:
     notes: tuple[str, ...]
     charts: tuple[Chart, ...] = ()
     legend: tuple[tuple[str, int], ...] = ()  # labels with their styles
+    reading: tuple[str, ...] = ()
+
+    @property
+    def is_coloured(self) -> bool:
+        shades = {cell.shade for table in self.tables for row in table.rows for cell in row.cells}
+        return bool(shades - {"", "none"})
 
     @property
     def file(self) -> str:
@@ -87,14 +95,17 @@ def experiment_pages(reading: Reading, benchmarks: Path) -> list[Page]:
 
 def _sweep_page(command: str, sweep: type[Sweep], reading: Reading) -> Page:
     tables = sweep_tables(sweep, reading.of(EXPERIMENT))
-    wanted = {(setting.mixer, setting.run(FULL, "T4", 0, "cpu").variant) for setting in sweep.settings}
-    own = [
-        result for result in reading.results if (result.mixer, result.variant) in wanted and result.task in ("T2", "T4")
-    ]
+    own, quick = (_of_sweep(sweep, protocol, reading.results) for protocol in (FULL, QUICK))
     cells = 2 * PAPER_SEEDS * len(sweep.settings)
     notes = (*_sweep_notes(own, cells), INTERVAL)
-    standing = f"{len(own)} of {cells} runs"
-    return Page(command, page_title(command), doc_of(sweep), standing, tuple(map(_sweep_table, tables)), notes)
+    standing = f"{len(own)} of {cells} runs{f', {len(quick)} quick' if quick else ''}"
+    made = tuple(map(_sweep_table, tables))
+    return Page(command, page_title(command), doc_of(sweep), standing, made, notes, reading=SWEEP_READING)
+
+
+def _of_sweep(sweep: type[Sweep], protocol: Protocol, results: Sequence[Result]) -> list[Result]:
+    wanted = {(setting.mixer, setting.run(protocol, "T4", 0, "cpu").variant) for setting in sweep.rows(protocol)}
+    return [one for one in results if (one.mixer, one.variant) in wanted and one.task in ("T2", "T4")]
 
 
 def _sweep_notes(own: Sequence[Result], cells: int) -> list[str]:
@@ -102,11 +113,25 @@ def _sweep_notes(own: Sequence[Result], cells: int) -> list[str]:
     differs = [
         f"{one.setting}: {one.paper} in the paper; here {'; '.join(one.here)}." for one in deviations(group_models(own))
     ]
-    return [missing, *differs]
+    open_choice = "The paper does not say how many training sequences it used."
+    return [missing, _told_budget(FULL), open_choice, *(line[0].upper() + line[1:] for line in differs)]
+
+
+def _told_budget(protocol: Protocol) -> str:
+    told = (
+        f"{task} on {b.sequences:,} sequences for {b.epochs} epochs"
+        for task in TASKS
+        for b in (protocol.budgets[task],)
+    )
+    return f"Trained at length {protocol.length}, {', '.join(told)}; the same for every row."
 
 
 def _sweep_table(table: SweepTable) -> Table:
-    title = "At the suite's budget" if table.protocol is FULL else "Quick: small tasks, beside nothing of the paper's"
+    title = "The full protocol"
+    if table.protocol is not FULL:
+        title = (
+            f"Quick runs of narrow models on small tasks at length {table.protocol.length}: not the paper's protocol"
+        )
     headings = ("seeds", *table.headings, f"T4 seeds above {SUCCESS}")
     return Table(title, headings, tuple(map(_sweep_row, table.rows)))
 
@@ -128,30 +153,55 @@ def _mqar_page(reading: Reading) -> Page:
         f"{len(RATES)} learning rates, one seed: {cells} runs. Two mixer blocks for every model, embeddings that "
         "begin with a deviation of 0.02 and mixers that begin as everywhere here, which the paper does not say; all "
         "batches are full, and their order is one random order in every epoch.",
-        *(f"Reduced or changed here: {table.title}." for table in tables if not table.is_papers),
+        *(f"Reduced or changed here: {', '.join(table.departures)}." for table in tables if table.departures),
         *(note for table in tables for note in _rate_notes(table)),
         "A model's rate is the one with the best last validation, never the best test.",
         INTERVAL,
     ]
     standing = f"{finished} of {cells} runs at the paper's budget, {len(results)} in all"
-    return Page("mqar", page_title("mqar"), doc_of(Mqar), standing, tuple(map(_recall_table, tables)), tuple(notes))
+    shown = tuple(_shown_recall(tables))
+    return Page("mqar", page_title("mqar"), doc_of(Mqar), standing, shown, tuple(notes), reading=RECALL_READING)
+
+
+def _shown_recall(tables: Sequence[RecallTable]) -> Iterator[Table]:
+    """At the paper's budget all of its rows, and last where nothing of ours stands beside them."""
+    papers = papers_table(tables)
+    others = [table for table in tables if table.title != papers.title or table.slices != papers.slices]
+    is_filled = any(row.tried for row in papers.rows)
+    for table in [papers, *others] if is_filled else [*others, papers]:
+        yield _recall_table(table)
+        if any(row.tried for row in table.rows):
+            yield _slice_table(table)
 
 
 def _rate_notes(table: RecallTable) -> list[str]:
     fewer = [f"{row.contender.label} d{row.width} ({row.tried})" for row in table.rows if row.tried < len(RATES)]
-    return [f"Fewer than {len(RATES)} rates finished ({table.title}): {', '.join(fewer)}."] if fewer else []
+    unequal = len({row.tried for row in table.rows}) > 1
+    chances = " Models with more rates had better chances than those with fewer." if unequal else ""
+    told = f"Fewer than {len(RATES)} rates finished ({table.title}): {', '.join(fewer)}.{chances}"
+    return [told] if fewer else []
 
 
 def _recall_table(table: RecallTable) -> Table:
-    headings = ("width", "seeds", "rates", "best rate", "all slices", table.hardest)
-    return Table(table.title[0].upper() + table.title[1:], headings, tuple(map(_recall_row, table.rows)))
+    headings = ("width", "seeds", "rates tried", "best rate", "all slices", table.hardest)
+    whose = ": the paper's protocol" if table.is_papers else ""
+    title = f"{table.title[0].upper()}{table.title[1:]}{whose}"
+    return Table(title, headings, tuple(map(_recall_row, table.rows)))
 
 
 def _recall_row(row: RecallRow) -> Row:
-    rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row.rates.values())) or "diverged"
-    facts = (str(row.width), told_seeds(len(row.rates), row.diverged), str(row.tried), rates)
+    facts = (str(row.width), told_seeds(len(row.rates), row.diverged), str(row.tried), row.told_rates)
     numbers = (_compared(row.overall, 3), _compared(row.hardest, 3))
     return Row(row.contender.label, (*(Cell((fact,)) for fact in facts), *numbers))
+
+
+def _slice_table(table: RecallTable) -> Table:
+    rows = [
+        Row(row.contender.label, (Cell((str(row.width),)), *(_compared(Comparison(one.values)) for one in row.slices)))
+        for row in table.rows
+        if row.tried
+    ]
+    return Table("The same slice by slice, ours", ("width", *table.slices), tuple(rows))
 
 
 def _lra_page(reading: Reading) -> Page:
@@ -166,7 +216,9 @@ def _lra_page(reading: Reading) -> Page:
     standing = f"{finished} of {cells} runs at the paper's budget, {len(results)} in all"
     reduced = [f"Reduced or changed here: {one}." for one in departures(results)]
     notes = (*reduced, CHOICES, INTERVAL)
-    return Page("lra", page_title("lra"), about, standing, (table,), notes, *_lra_charts(results))
+    return Page(
+        "lra", page_title("lra"), about, standing, (table,), notes, *_lra_charts(results), reading=(LRA_READING, CELLS)
+    )
 
 
 def _lra_charts(results: Sequence[Written]) -> tuple[tuple[Chart, ...], tuple[tuple[str, int], ...]]:
@@ -197,17 +249,23 @@ def _average(ours: float | None, paper: float | None) -> Cell:
 
 
 def _throughput_page(benchmarks: Path) -> Page:
-    tables = speed_tables(benchmarks)
+    tables, forward, step = speed_tables(benchmarks), ForwardBench(), TrainingBench()
     pairs = [pair for table in tables for row in table.rows for pair in row.cells if pair.paper is not None]
     machines = sorted({machine for table in tables for machine in table.machines})
-    about = f"Time and memory of a forward pass and of a training step. The small numbers are ratios to {RIVAL}'s."
+    about = (
+        "Ours, large, and the paper's below; a forward pass without gradients, and a training step of a language model."
+    )
     notes = (
         f"The paper's machine is one RTX 5090; ours: {', '.join(machines) or 'nothing measured yet'}. Ratios compare, "
-        "milliseconds do not.",
+        "milliseconds do not. Several runs may stand in one table, the newest number of each kind.",
+        f"Forward: batches of {forward.batch}, {forward.n_layers} layers. Training: {step.tokens:,} tokens a step, "
+        f"{step.n_layers} layers, a vocabulary of {step.vocab_size:,}. All in {forward.dtype}, with N = "
+        f"{forward.d_state} where a model's N can be chosen.",
         "The paper does not name Mamba's N in its forward table; its numbers fit N = 16 and stand beside ours with 16.",
     )
     standing = f"{sum(pair.ours is not None for pair in pairs)} of the paper's {len(pairs)} numbers"
-    return Page("throughput", page_title("throughput"), about, standing, tuple(map(speed_table_of, tables)), notes)
+    made = tuple(map(speed_table_of, tables))
+    return Page("throughput", page_title("throughput"), about, standing, made, notes, reading=(SPEED_READING,))
 
 
 def speed_table_of(table: SpeedTable) -> Table:

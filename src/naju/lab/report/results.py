@@ -169,6 +169,8 @@ def _checked(found: Any) -> Written:
         return found
     if _experiment(found) not in {known.name for known in EXPERIMENTS.values()}:
         raise ValueError(f"no experiment is called {_experiment(found)!r}")
+    if not isinstance(found.get("seed"), int):
+        raise ValueError(f"seed must be an integer, but is {found.get('seed')!r}")
     try:
         tables_of(found)
         curve_of(found.get("curve", []))
