@@ -65,12 +65,18 @@ def crowded(count):
     ]
 
 
+def with_points(points):
+    return Chart(title="", x_label="", y_label="", x=linear(0, 1), y=linear(0, 1), points=points, width=760, height=560)
+
+
+def test_labels_without_any_room_are_left_out():
+    assert len(with_points(crowded(8)).notes()) == 8
+    assert 5 < len(with_points(crowded(200)).notes()) < 60
+
+
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_labels_of_crowded_points_do_not_overlap(count):
-    points = crowded(count)
-    chart = Chart(
-        title="", x_label="", y_label="", x=linear(0, 1), y=linear(0, 1), points=points, width=760, height=560
-    )
+    chart = with_points(crowded(count))
     boxes = []
     for note in chart.notes():
         width = 6.1 * len(note.point.label)

@@ -23,6 +23,7 @@ MARKERS = (
 )
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 COLOURS = 8
+MOST_HIDDEN = 0.1  # of a label's area, by what stands there already or under it
 
 
 def colour(style: int) -> int:
@@ -159,13 +160,15 @@ class Chart:
         return self.path(lower + upper)
 
     def notes(self) -> list[Note]:
-        """Labels near their points, each where it hides least of what is already there; ours are placed first."""
+        """Labels near their points, each where it hides least of what is already there; ours are placed first. One that
+        would hide too much wherever it stands is left out: the point still tells its title."""
         boxes = [box for point in self.points for box in self._occupied(point)]
         notes = []
         for point in sorted(self.points, key=lambda point: point.hollow):
             box, note = min(self._candidates(point), key=lambda candidate: self._cost(candidate[0], point, boxes))
-            boxes.append(box)
-            notes.append(note)
+            if _hidden(box, boxes) <= MOST_HIDDEN * box.area:
+                boxes.append(box)
+                notes.append(note)
         return notes
 
     def _occupied(self, point: Point) -> Iterator[_Box]:
@@ -179,7 +182,7 @@ class Chart:
 
     def _candidates(self, point: Point) -> Iterator[tuple[_Box, Note]]:
         x, y = self.px(point.x), self.py(point.y)
-        width = 6.1 * len(point.label)
+        width = (6.1 if point.hollow else 6.8) * len(point.label)  # ours are bold
         for distance in (11, 22, 36, 52, 70):
             for turn in range(16):
                 dx, dy = distance * math.cos(turn * math.pi / 8), distance * math.sin(turn * math.pi / 8)
@@ -192,9 +195,8 @@ class Chart:
     def _cost(self, box: _Box, point: Point, taken: Sequence[_Box]) -> float:
         inside = _Box(self.left + 2, self.top, self.width - self.right, self.height - self.bottom - 2)
         outside = box.area - box.overlap(inside)
-        hidden = sum(box.overlap(other) for other in taken)
         away = math.dist(box.centre, (self.px(point.x), self.py(point.y)))
-        return 4 * outside + 4 * hidden + away
+        return 4 * outside + 4 * _hidden(box, taken) + away
 
 
 class _Box(NamedTuple):
@@ -215,6 +217,10 @@ class _Box(NamedTuple):
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.bottom, other.bottom) - max(self.top, other.top)
         return max(width, 0.0) * max(height, 0.0)
+
+
+def _hidden(box: _Box, others: Sequence[_Box]) -> float:
+    return sum(box.overlap(other) for other in others)
 
 
 def _power_of_ten(power: int) -> str:
