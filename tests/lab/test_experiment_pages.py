@@ -164,12 +164,25 @@ def test_speed_is_told_as_ratios_and_the_newest_row_counts(tmp_path):
     rows = [measured("naju", 512, 0.009), measured("naju", 512, 0.002), measured("mamba2", 512, 0.004)]
     rows += [measured("naju", 512, 1.0, batch=1), measured("naju", 512, 1.0, machine={"accelerator": None})]
     rows += [measured("naju", 512, 1.0, d_state=16), measured("naju", 512, 1.0, dtype="float32")]
-    rows += [measured("gla", 512, 1.0) | {"reason": "out of memory"}]
+    rows += [measured("gla", 512, 1.0) | {"reason": "the package fla is not installed"}]
     made = pages(tmp_path, rows=rows)
     assert row(made["throughput"], "throughput-1", "naju d256 eager")[0] == "2 (0.50) paper 2.9 (1.61)"
     assert row(made["throughput"], "throughput-1", "gla d256 eager")[0] == "– paper 2.7 (1.50)"
     assert "ours: a GPU" in made["throughput"]
     assert [table.machines for table in speed_tables(tmp_path / "nowhere")] == [()] * 4
+
+
+def test_what_ran_out_of_memory_is_told_as_that(tmp_path):
+    ran_out = measured("transformer-math", 8192, None, reason="out of memory") | {"peak_bytes": None}
+    missing = measured("gla", 8192, None, reason="the package fla is not installed")
+    page = pages(tmp_path, rows=[ran_out, missing, measured("mamba2", 8192, 0.004)])["throughput"]
+    eight_thousand = tables(page)["throughput-1"][0].index("8192") - 1
+    told = {
+        name: row(page, "throughput-1", f"{name} d256 eager")[eight_thousand] for name in ("transformer-math", "gla")
+    }
+    assert told == {"transformer-math": "out of memory paper out of memory", "gla": "– paper 7.6 (0.72)"}
+    assert row(page, "throughput-1", "mlstm d256 eager")[eight_thousand] == "– paper out of memory"
+    assert "2 of the paper&#39;s 200 numbers" in page  # time and memory of mamba2
 
 
 def test_training_is_told_of_the_papers_step_alone(tmp_path):

@@ -24,6 +24,7 @@ Make = Callable[[nn.Module], Run]
 RATES = (("TFLOP/s", "flop_per_s", 1e12), ("GB/s", "bytes_per_s", 1e9))  # column, key of a row, unit
 # Shorter runs are repeated to fill this many seconds, or the clock's grain and a launch's jitter would show.
 SHORTEST_TIMED = 0.005
+OUT_OF_MEMORY = "out of memory"  # as the reason in a row
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def attempt(action: Callable[[], T]) -> T | Failed:
     try:
         return action()
     except torch.OutOfMemoryError:
-        failed = Failed("out of memory")
+        failed = Failed(OUT_OF_MEMORY)
     except PeerMissingError as error:
         failed = Failed(str(error))
     except Exception as error:  # whatever a peer raises is its result

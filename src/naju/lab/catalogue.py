@@ -123,7 +123,7 @@ def _copies(options: ListExperiments, experiment: str) -> Path:
 
 def _measured(label: str, options: ListExperiments) -> str:
     pairs = [pair for table in speed_tables(options.rows)[SPEED[label]] for row in table.rows for pair in row.cells]
-    printed = [pair for pair in pairs if pair.paper is not None]
+    printed = [pair for pair in pairs if pair.is_printed]
     return f"{sum(pair.ours is not None for pair in printed)} of {len(printed)}"
 
 

@@ -6,6 +6,7 @@ The machines differ, so what can be compared is the ratio to Mamba-2 in the same
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from naju.bench.compare import OUT_OF_MEMORY
 from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.rows import RESULTS
 from naju.bench.training import TrainingBench, run_training_bench
@@ -70,13 +72,23 @@ class Throughput:
     """Folder of the benchmarks' rows."""
 
 
+# In place of a number where a model did not fit into the memory, which the tables of the paper leave empty.
+RAN_OUT = math.inf
+
+
 class Pair(NamedTuple):
-    """A number of ours and the paper's, each also over the rival's in the same column; None where there is none."""
+    """A number of ours and the paper's, each also over the rival's in the same column; None where there is none, and
+    RAN_OUT where the memory did not suffice."""
 
     ours: float | None
     paper: float | None
     our_ratio: float | None
     paper_ratio: float | None
+
+    @property
+    def is_printed(self) -> bool:
+        """Whether the paper has a number."""
+        return self.paper not in (None, RAN_OUT)
 
 
 class SpeedRow(NamedTuple):
@@ -165,11 +177,12 @@ def training_tables(rows: Sequence[Mapping[str, Any]]) -> list[SpeedTable]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Measured ones of a GPU, oldest first."""
+    """Of a GPU, oldest first: measured ones, and those that ran out of memory."""
     if not path.exists():
         return []
     rows = [_row(line, f"line {number} of {path}") for number, line in enumerate(path.read_bytes().splitlines(), 1)]
-    return [row for row in rows if row["machine"]["accelerator"] and "reason" not in row]
+    rows = [row | dict.fromkeys(MEASURED, RAN_OUT) if row.get("reason") == OUT_OF_MEMORY else row for row in rows]
+    return [row for row in rows if row["machine"]["accelerator"] and row.get("reason") in (None, OUT_OF_MEMORY)]
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
@@ -216,7 +229,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], key: str, scale: float
 def _measured(numbers: Numbers, contender: Contender, length: int) -> tuple[float | None, float | None]:
     """A number and its ratio to the rival's."""
     own, rival = numbers.get(contender, {}).get(length), _rival(numbers, contender, length)
-    return own, None if own is None or rival is None else own / rival
+    return own, None if own is None or rival is None or RAN_OUT in (own, rival) else own / rival
 
 
 def _rival(numbers: Numbers, contender: Contender, length: int) -> float | None:
@@ -231,7 +244,7 @@ def _rival(numbers: Numbers, contender: Contender, length: int) -> float | None:
 def _by_length(rows: Sequence[Mapping[str, Any]]) -> Numbers:
     return {
         Contender(_name(row), row["d_model"], "eager"): {
-            int(column[1:]): value for column, value in row.items() if column[0] == "L" and value is not None
+            int(column[1:]): RAN_OUT if value is None else value for column, value in row.items() if column[0] == "L"
         }
         for row in rows
     }
@@ -277,6 +290,6 @@ def _told_pair(pair: Pair) -> str:
 
 
 def _told_number(number: float | None, ratio: float | None) -> str:
-    if number is None:
-        return "-"
+    if number is None or number == RAN_OUT:
+        return "-" if number is None else OUT_OF_MEMORY
     return f"{number:.4g}" if ratio is None else f"{number:.4g} ({ratio:.2f})"

@@ -26,7 +26,7 @@ from naju.lab.report.charts import run_curves
 from naju.lab.report.gaps import deviations
 from naju.lab.report.readings import CELLS, INTERVAL, LRA_READING, RECALL_READING, SPEED_READING, SWEEP_READING
 from naju.lab.report.results import Reading, Result, Written, curve_of, group_models
-from naju.lab.throughput import Pair, SpeedTable, speed_tables
+from naju.lab.throughput import RAN_OUT, Pair, SpeedTable, speed_tables
 from naju.tasks.lra import LRA as LRA_TASKS
 
 # The table of the paper that each page is about, or a title where it has none.
@@ -250,7 +250,7 @@ def _average(ours: float | None, paper: float | None) -> Cell:
 
 def _throughput_page(benchmarks: Path) -> Page:
     tables, forward, step = speed_tables(benchmarks), ForwardBench(), TrainingBench()
-    pairs = [pair for table in tables for row in table.rows for pair in row.cells if pair.paper is not None]
+    pairs = [pair for table in tables for row in table.rows for pair in row.cells if pair.is_printed]
     machines = sorted({machine for table in tables for machine in table.machines})
     about = (
         "Ours, large, and the paper's below; a forward pass without gradients, and a training step of a language model."
@@ -279,8 +279,8 @@ def _speed_cell(pair: Pair) -> Cell:
 
 
 def _number(value: float | None, ratio: float | None) -> str:
-    if value is None:
-        return "–"
+    if value is None or value == RAN_OUT:
+        return "–" if value is None else OUT_OF_MEMORY
     told = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
     return told if ratio is None else f"{told} ({ratio:.2f})"
 
