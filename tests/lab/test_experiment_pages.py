@@ -218,6 +218,24 @@ def test_a_seed_that_is_no_number_is_named(tmp_path):
     assert "1.json cannot be read as a result: seed must be an integer, but is &#39;1&#39;" in made["index"]
 
 
+@pytest.mark.parametrize("name", ["mixer", "task", "variant", "seed"])
+def test_a_result_that_does_not_say_which_run_it_is_of_is_named(name, tmp_path):
+    nameless = recall(1e-2, 1, 0.8, 0.9, 0.5)
+    del nameless[name]
+    made = pages(tmp_path, nameless)
+    assert f"0.json cannot be read as a result: &#39;{name}&#39; is missing" in made["index"]
+
+
+def test_a_sweep_leaves_out_what_was_not_measured(tmp_path):
+    half, whole = swept("T4", 1), swept("T4", 2)
+    del half["accuracy"]["512"]["all"]
+    half["accuracy"]["2048"] = None
+    numbers = row(pages(tmp_path, half, whole)["bias-f"], "bias-f-1", "naju d128 N64 f_bias 6")
+    assert numbers[0] == "1"
+    assert numbers[2].startswith(f"{whole['accuracy']['512']['all']:.3f} paper")
+    assert numbers[4].endswith("/2 paper 3/5")
+
+
 def test_copies_in_a_folder_each_are_found(tmp_path):
     write(tmp_path / "results" / "diagnostics", result("naju", "T2", 1))
     write(tmp_path / "results" / "mqar", recall(1e-3, 1, 0.8, 0.9, 0.5))

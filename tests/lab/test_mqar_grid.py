@@ -82,7 +82,10 @@ def test_what_departs_from_the_protocol_shows_in_the_name():
     [
         ({"mixers": ("gla",)}, "mixers must be different ones of attention, mlstm, mamba, mamba2, naju, but are gla"),
         ({"widths": (32,)}, "widths must be different ones of 64, 128, 256, 512, but are 32"),
-        ({"mixers": ("mamba2",), "quick": True, "states": (64,)}, "leave no model that the table has"),
+        (
+            {"mixers": ("mamba2",), "quick": True, "states": (64,)},
+            "states and reparam leave none of naju N16, mamba2 N16, attention$",
+        ),
         ({"epochs": 0}, "epochs must be a positive integer, but is 0"),
         ({"rates": (1e-3, 0.001)}, "rates must differ in six digits, but are 0.001, 0.001"),
     ],

@@ -60,6 +60,13 @@ def test_perplexities_stand_beside_the_papers(tmp_path):
     assert len(tables(made["wikitext-width"])["wikitext-width-1"]) == 1 + 12
 
 
+@pytest.mark.parametrize("broken", [{"d_model": "wide"}, {"length": None}, {"lr": "high"}])
+def test_a_size_that_is_no_number_spoils_no_other_result(broken, tmp_path):
+    made = pages(tmp_path, language(), language("mamba2", **broken))
+    assert "1.json cannot be read as a result" in made["index"]
+    assert row(made["wikitext-context"], "wikitext-context-1", "naju d256 L1024")[0] == "1"
+
+
 def test_another_text_is_named_and_has_no_difference(tmp_path):
     made = pages(tmp_path, language(text="enwiki-long", validation=40.0, test=None, tokens=100_000_000))
     page = made["wikitext-context"]

@@ -244,8 +244,8 @@ def _row(setting: Setting, protocol: Protocol, results: Sequence[Mapping[str, An
 
 def _values(results: Sequence[Mapping[str, Any]], column: Column, protocol: Protocol) -> tuple[float, ...]:
     length = str(column.times * protocol.length)
-    measured = (result["accuracy"].get(length) for result in results if result["task"] == column.task)
-    return tuple(share["all"] for share in measured if share is not None)
+    measured = (result["accuracy"].get(length) or {} for result in results if result["task"] == column.task)
+    return tuple(cell["all"] for cell in measured if cell.get("all") is not None)
 
 
 def _has_results(row: SweepRow) -> bool:

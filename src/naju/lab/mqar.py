@@ -137,7 +137,8 @@ class Mqar:
         if not self.quick and not self.widths:
             chosen = [cell for cell in chosen if paper_number(*cell) is not None]
         if not chosen:
-            raise ValueError("mixers, states and reparam leave no model that the table has")
+            known = ", ".join(contender.label for contender in scale.contenders)
+            raise ValueError(f"mixers, states and reparam leave none of {known}")
         tried = [(contender, width, rate) for rate in rates for contender, width in chosen]
         tried.sort(key=lambda one: (_group(one[0], one[1]), rates.index(one[2]), _rank(one[0])))
         return [self._cell(scale, *one, seed) for seed in parse_seeds(self.seeds) for one in tried]

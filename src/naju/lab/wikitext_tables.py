@@ -98,13 +98,13 @@ def _is_ambiguous(text: str, groups: Groups) -> bool:
 
 
 def shape_of(result: Result) -> Shape:
-    return Shape(result["mixer"], result["config"]["d_model"], result["config"]["length"])
+    return Shape(str(result["mixer"]), int(result["config"]["d_model"]), int(result["config"]["length"]))
 
 
 def _rows(results: Sequence[Result], shapes: Sequence[Shape]) -> list[Perplexities]:
     by_shape: dict[Shape, dict[float | None, list[Result]]] = {shape: {} for shape in shapes}
     for result in results:
-        by_shape.setdefault(shape_of(result), {}).setdefault(result["config"]["lr"], []).append(result)
+        by_shape.setdefault(shape_of(result), {}).setdefault(float(result["config"]["lr"]), []).append(result)
     return [
         _row(shape, rate, runs, _rival(shape, by_shape))
         for shape, found in sorted(by_shape.items(), key=lambda group: _place(group[0]))
