@@ -231,7 +231,7 @@ def test_a_sweep_leaves_out_what_was_not_measured(tmp_path):
     del half["accuracy"]["512"]["all"]
     half["accuracy"]["2048"] = None
     numbers = row(pages(tmp_path, half, whole)["bias-f"], "bias-f-1", "naju d128 N64 f_bias 6")
-    assert numbers[0] == "1"
+    assert numbers[0] == "0 T2, 1 T4"
     assert numbers[2].startswith(f"{whole['accuracy']['512']['all']:.3f} paper")
     assert numbers[4].endswith("/2 paper 3/5")
 

@@ -10,7 +10,17 @@ from typing import NamedTuple
 
 from naju.bench.forward import ForwardBench
 from naju.bench.training import TrainingBench
-from naju.lab.ablations import PAPER_SEEDS, SWEEPS, TASKS, Sweep, SweepRow, SweepTable, paper_cell, sweep_tables
+from naju.lab.ablations import (
+    COLUMNS,
+    PAPER_SEEDS,
+    SWEEPS,
+    TASKS,
+    Sweep,
+    SweepRow,
+    SweepTable,
+    paper_cell,
+    sweep_tables,
+)
 from naju.lab.comparison import Comparison, told_seeds
 from naju.lab.diagnostic_run import EXPERIMENT
 from naju.lab.diagnostics import FULL, QUICK, SUCCESS, Protocol
@@ -139,9 +149,12 @@ def _sweep_table(table: SweepTable) -> Table:
 def _sweep_row(row: SweepRow) -> Row:
     paper = row.told_paper_passed
     passed = Cell((row.told_passed, *([f"paper {paper}"] if paper != "-" else [])))
-    seeds = max(len(number.values) for number in row.numbers)
+    counts = {column.task: len(number.values) for column, number in zip(COLUMNS, row.numbers, strict=True)}
+    seeds = ", ".join(f"{count} {task}" for task, count in counts.items())
+    if len(set(counts.values())) == 1:
+        seeds = str(counts["T4"])
     numbers = [_compared(number, told_paper=paper_cell(row, place)) for place, number in enumerate(row.numbers)]
-    return Row(row.setting.label, (Cell((str(seeds),)), *numbers, passed))
+    return Row(row.setting.label, (Cell((seeds,)), *numbers, passed))
 
 
 def _mqar_page(reading: Reading) -> Page:
