@@ -58,6 +58,20 @@ def test_compiled_equals_the_twin_in_float64(case: tuple[object, ...], monkeypat
         assert b.numel() == 0 or relative_rms(a.detach(), b.detach()) <= 2e-6
 
 
+def test_gradients_of_a_long_sequence_are_not_one_running_sum() -> None:
+    noise = torch.Generator().manual_seed(0)
+    u, tail, dout = torch.randn(1, 65536, 4, generator=noise) + 0.3, torch.zeros(1, 3, 4), 0.5
+
+    def gradients(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        weight, bias = torch.full((4, 4), 0.3, dtype=dtype), torch.full((4,), 0.1, dtype=dtype)
+        parameters = [weight.requires_grad_(), bias.requires_grad_()]
+        (out,) = convolve(u.to(dtype), tail.to(dtype), Layout(1), [weight], [bias], silu=True)
+        return torch.autograd.grad(out, parameters, torch.full_like(out, dout))
+
+    for got, want in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        assert relative_rms(got, want) <= 2e-6
+
+
 def test_a_packed_neighbour_with_nan_changes_nothing() -> None:
     noise = torch.Generator().manual_seed(0)
     u, tail = torch.randn(1, 12, 6, generator=noise), torch.randn(2, 3, 6, generator=noise)

@@ -74,12 +74,11 @@ static int conv_forward_strip(const struct Strip *s) {
     return 0;
 }
 
-// The gradient before the activation, one output, all tokens; collects dweight and dbias on the way.
-static void conv_backward_output(const struct Strip *s, long g, row_t *weights, row_t *dweight, row_t dbias, row_t *dpre) {
+// The gradient before the activation, one output, some tokens; adds dweight, a row for each tap, and dbias to `sums`.
+static void conv_backward_tokens(
+    const struct Strip *s, long g, long start, long end, const row_t bias, row_t *weights, row_t *sums, row_t *dpre) {
     const struct ConvProblem *p = s->p;
-    row_t bias;
-    load_row(bias, p->bias + g * p->channels + s->channel, s->channels);
-    for (long t = 0; t < s->length; t++) {
+    for (long t = start; t < end; t++) {
         load_row(dpre[t], strip_row(p->dout[g], s, t), s->channels);
         if (p->silu) {
             row_t pre;
@@ -89,12 +88,26 @@ static void conv_backward_output(const struct Strip *s, long g, row_t *weights, 
                 dpre[t][w] *= sigmoid.on * (splat(1.0f) + pre[w] * sigmoid.off);
             }
         }
-        for (int w = 0; w < WIDTH; w++) dbias[w] += dpre[t][w];
         for (long j = 0; j < p->width; j++) {
             row_t u;
             load_row(u, input_row(s, t - (p->width - 1) + j), s->channels);
-            for (int w = 0; w < WIDTH; w++) dweight[j][w] += dpre[t][w] * u[w];
+            for (int w = 0; w < WIDTH; w++) sums[j][w] += dpre[t][w] * u[w];
         }
+        for (int w = 0; w < WIDTH; w++) sums[p->width][w] += dpre[t][w];
+    }
+}
+
+// The same for all tokens, summed by segments: one running sum over a long sequence would lose digits.
+static void conv_backward_output(
+    const struct Strip *s, long g, row_t *weights, row_t *sums, row_t *segment, row_t *dpre) {
+    long rows = s->p->width + 1;
+    row_t bias;
+    load_row(bias, s->p->bias + g * s->p->channels + s->channel, s->channels);
+    for (long start = 0; start < s->length; start += SEGMENT) {
+        memset(segment, 0, rows * sizeof(row_t));
+        conv_backward_tokens(s, g, start, at_most(start + SEGMENT, s->length), bias, weights, segment, dpre);
+        for (long k = 0; k < rows; k++)
+            for (int w = 0; w < WIDTH; w++) sums[k][w] += segment[k][w];
     }
 }
 
@@ -115,23 +128,26 @@ static void conv_backward_input(const struct Strip *s, row_t *weights, row_t *dp
 
 static int conv_backward_strip(const struct Strip *s) {
     const struct ConvProblem *p = s->p;
-    long taps = p->outputs * p->width;
-    row_t *weights = (row_t *)aligned((2 * taps + p->outputs) * sizeof(row_t));
+    long taps = p->outputs * p->width, rows = p->width + 1;
+    row_t *weights = (row_t *)aligned((taps + (p->outputs + 1) * rows) * sizeof(row_t));
     row_t *dpre = (row_t *)aligned(p->outputs * s->length * sizeof(row_t));
     int failed = !weights || !dpre;
     if (!failed) {
-        row_t *dweight = weights + taps, *dbias = dweight + taps;
-        memset(dweight, 0, (taps + p->outputs) * sizeof(row_t));
+        row_t *sums = weights + taps, *segment = sums + p->outputs * rows;
+        memset(sums, 0, p->outputs * rows * sizeof(row_t));
         for (long g = 0; g < p->outputs; g++) {
             row_t *own = weights + g * p->width;
             for (long j = 0; j < p->width; j++) weight_row(own[j], s, g, j);
-            conv_backward_output(s, g, own, dweight + g * p->width, dbias[g], dpre + g * s->length);
+            conv_backward_output(s, g, own, sums + g * rows, segment, dpre + g * s->length);
         }
         conv_backward_input(s, weights, dpre);
-        for (long k = 0; k < taps; k++)
-            store_row(p->dweight + (s->sequence * taps + k) * p->channels + s->channel, dweight[k], s->channels);
-        for (long g = 0; g < p->outputs; g++)
-            store_row(p->dbias + (s->sequence * p->outputs + g) * p->channels + s->channel, dbias[g], s->channels);
+        for (long g = 0; g < p->outputs; g++) {
+            long output = s->sequence * p->outputs + g;
+            row_t *own = sums + g * rows;
+            for (long j = 0; j < p->width; j++)
+                store_row(p->dweight + (output * p->width + j) * p->channels + s->channel, own[j], s->channels);
+            store_row(p->dbias + output * p->channels + s->channel, own[p->width], s->channels);
+        }
     }
     free(weights), free(dpre);
     return failed;
