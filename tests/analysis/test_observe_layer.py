@@ -7,7 +7,20 @@ import torch
 from torch.nn import functional as F
 
 from naju import LanguageModel, ModelConfig, NajuMixer, naju_scan
-from naju.analysis import layer_input, layer_sizes, observe_layer, observe_scan
+from naju.analysis import (
+    complementary_pair,
+    draw_memory,
+    draw_reachable,
+    effective_memory,
+    freeze,
+    layer_input,
+    layer_sizes,
+    observe_layer,
+    observe_scan,
+    readout_growth,
+    stability_report,
+    tau_e,
+)
 from naju.mixers import build_mixer
 from naju.models import backbone
 
@@ -92,3 +105,32 @@ def test_a_text_longer_than_a_piece_is_seen_whole(monkeypatch):
         model.backbone.blocks[0].register_forward_hook(lambda *_: calls.append(1))
         model(tokens)
     assert len(calls) == 3
+
+
+@pytest.fixture
+def other_default_device():
+    """One that no number can be read from, so that whatever lands there by accident shows."""
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("other_default_device")
+def test_analysis_stays_on_the_cpu_whatever_the_default_device_is(tmp_path):
+    mixer = NajuMixer(4, d_state=3).to_empty(device="cpu")
+    for parameter in mixer.parameters():
+        torch.nn.init.constant_(parameter, 0.1)
+    u = torch.ones(1, 6, 4, device="cpu")
+    run = observe_layer(mixer, u).select([2, 0])
+    without_D = observe_scan(*mixer.scan_arguments(u)[:5])
+    response = freeze(run, 3)
+    omega = torch.zeros(2, device="cpu")
+    results = [
+        *(effective_memory(run)[:2]),
+        *(without_D.D, stability_report(run).state_bound, tau_e(0.5), *complementary_pair(0.3)),
+        *(response.impulse_response(4), response.frequency_response(omega)),
+        readout_growth((2, 4), generator=torch.Generator("cpu").manual_seed(0), batch=1, length=3).normalised,
+    ]
+    assert {result.device.type for result in results} == {"cpu"}
+    assert draw_memory(run, tmp_path / "memory.svg").exists()
+    assert draw_reachable(tmp_path / "pairs.svg").exists()

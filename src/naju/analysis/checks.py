@@ -12,10 +12,11 @@ def double(name: str, value: Tensor | float, low: float = -math.inf, high: float
     """`value` on the CPU in float64, after checking that all of it lies in [low, high]; a NaN lies nowhere."""
     if not isinstance(value, Tensor | float | int) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number or a tensor, but is {type(value).__name__}")
-    tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+    exact = torch.float64
+    tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value, dtype=exact, device="cpu")
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise TypeError(f"{name} must be real, but is {str(tensor.dtype).removeprefix('torch.')}")
-    tensor = tensor.double()
+    tensor = tensor.to(exact)
     outside = ~((tensor >= low) & (tensor <= high))
     if outside.any():
         raise ValueError(f"{name} must lie in [{low:g}, {high:g}], but holds {tensor[outside][0].item():g}")

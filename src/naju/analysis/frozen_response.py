@@ -47,7 +47,7 @@ class FrozenResponse:
 
     def transfer(self, z: Tensor) -> Tensor:
         """H (c, k) at complex points z (k,)."""
-        z = torch.as_tensor(z, dtype=torch.complex128)
+        z = torch.as_tensor(z, dtype=torch.complex128, device="cpu")
         if z.dim() != 1:
             raise ValueError(f"z must have shape (points,), but has {tuple(z.shape)}")
         f, gain, D = (value.unsqueeze(1) for value in (self.f, self.gain, self.D))
@@ -62,7 +62,7 @@ class FrozenResponse:
 
     def impulse_response(self, length: int) -> Tensor:
         """y (c, length) for h = 1, 0, 0, …: D + gain first, then gain f^k."""
-        steps = torch.arange(positive_integer("length", length), dtype=torch.float64)
+        steps = torch.arange(positive_integer("length", length), dtype=torch.float64, device="cpu")
         response = self.gain.unsqueeze(1) * self.f.unsqueeze(1) ** steps
         response[:, 0] += self.D
         return response

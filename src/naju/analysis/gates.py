@@ -133,7 +133,7 @@ def readout_growth(
         positive_integer(name, size)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+        return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
 
     rms: dict[float | None, list[Tensor]] = {1.0: [], None: []}
     for d_state in d_states:
@@ -147,7 +147,7 @@ def readout_growth(
 
 def _exponent(sizes: Sequence[int], rms: Tensor) -> float:
     """Least-squares slope of log RMS over log size."""
-    x = torch.tensor([math.log(size) for size in sizes], dtype=torch.float64)
+    x = torch.tensor([math.log(size) for size in sizes], dtype=torch.float64, device=rms.device)
     x = x - x.mean()
     return float((x @ rms.log()) / (x @ x))
 

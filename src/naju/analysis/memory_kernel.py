@@ -98,7 +98,7 @@ def effective_memory(run: ScanRun, share: float = 0.9) -> EffectiveMemory:
     within = mass.cumsum(1)
     total = within[:, -1]
     lag = (within < share * total.unsqueeze(1)).sum(1)
-    weighted = mass @ torch.arange(run.length, dtype=torch.float64)
+    weighted = mass @ torch.arange(run.length, dtype=torch.float64, device=mass.device)
     return EffectiveMemory(lag, torch.where(total > 0, weighted / total, 0.0), mass)
 
 

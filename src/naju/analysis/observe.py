@@ -46,7 +46,7 @@ class ScanRun:
         missing = [channel for channel in channels if channel not in self.channels]
         if missing or len(channels) == 0:
             raise ValueError(f"channels must name some of {_shown(self.channels)}, but is {list(channels)}")
-        rows = torch.tensor([self.channels.index(channel) for channel in channels])
+        rows = torch.tensor([self.channels.index(channel) for channel in channels], device="cpu")
         return ScanRun(
             h=self.h[rows],
             f_logit=self.f_logit[rows],
@@ -96,7 +96,7 @@ def observe_scan(
         i_logit=double("i_logit", i_logit[row].T),
         B=double_finite("B", B[row]),
         C=double_finite("C", C[row]),
-        D=torch.zeros(d_inner, dtype=torch.float64) if D is None else double_finite("D", D),
+        D=torch.zeros(d_inner, dtype=torch.float64, device="cpu") if D is None else double_finite("D", D),
         x0=double_finite("initial_state", inputs.initial_state[row]),
         alpha=inputs.alpha,
         channels=tuple(range(d_inner)),

@@ -68,7 +68,7 @@ def draw_memory(run: ScanRun, path: PathLike, *, channel: int | None = None) -> 
 
 
 def _draw_family(axes: Axes, name: str, family: Family) -> None:
-    retention = torch.linspace(0.0, 1.0, 401, dtype=torch.float64)
+    retention = torch.linspace(0.0, 1.0, 401, dtype=torch.float64, device="cpu")
     limit = largest_write(name, retention)
     axes.plot(retention.numpy(), limit.numpy(), color="C0", linewidth=2.5, clip_on=False)
     if family.smaller_writes:
@@ -96,7 +96,7 @@ def _draw_other_rates(axes: Axes) -> None:
 
 def _draw_gate(axes: Axes, logit: Tensor, title: str) -> None:
     """Gates coloured on the logit scale, which tells 0.99 from 0.999 as it tells 0.5 from 0.9."""
-    ticks = torch.tensor(GATE_TICKS, dtype=torch.float64).logit().tolist()
+    ticks = torch.tensor(GATE_TICKS, dtype=torch.float64, device="cpu").logit().tolist()
     low, high = ticks[0], ticks[-1]
     shown = logit.clamp(low, high).numpy()
     image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis", vmin=low, vmax=high)

@@ -70,7 +70,7 @@ def _state_bound(run: ScanRun, highest: Tensor) -> Tensor:
     M_v = writes.amax(1)
     # 1 - rho = sigmoid(-A_max) keeps its digits near 0, and 0/0 (no write, a pole that rounds to 1) is no write.
     limit = torch.where(M_v > 0, M_v / torch.sigmoid(-highest), 0.0)
-    steps = torch.arange(1, run.length + 1, dtype=torch.float64)
+    steps = torch.arange(1, run.length + 1, dtype=torch.float64, device="cpu")
     fading: Tensor = torch.sigmoid(highest).unsqueeze(1) ** steps * run.x0.norm(dim=1, keepdim=True)
     return fading + limit.unsqueeze(1)
 
