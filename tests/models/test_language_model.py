@@ -43,6 +43,15 @@ def test_the_model_is_embedding_blocks_norm_and_logits(tie_embeddings):
     assert (model.head is None) == tie_embeddings
 
 
+def test_an_adapter_on_an_untied_head_is_heard():
+    model = small_model(["naju"], tie_embeddings=False)
+    tokens = sentences(2, 5)
+    want, state = model(tokens)
+    model.head = torch.nn.Sequential(model.head, torch.nn.Softplus())
+    assert difference(model(tokens)[0], torch.nn.functional.softplus(want)) <= EXACT
+    assert difference(model.step(tokens[:, 0], state)[0], model(tokens[:, :1], state)[0][:, 0]) <= EXACT
+
+
 @pytest.mark.parametrize("dtype", LAW_TOLERANCE, ids=str)
 @everywhere
 @few_examples

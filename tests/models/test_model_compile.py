@@ -116,8 +116,9 @@ def test_an_exported_model_reads_more_than_a_piece():
         assert difference(exported.module()(tokens, None, None, None)[0], model(tokens)[0]) <= 1e-5
 
 
-def test_projections_may_be_quantised():
-    model = small_model(["naju"], torch.float32).eval()
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_projections_may_be_quantised(tie_embeddings):
+    model = small_model(["naju"], torch.float32, tie_embeddings=tie_embeddings).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of its quantisation
         small = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)

@@ -38,8 +38,9 @@ class LanguageModel(nn.Module):
         return self.logits(features), state
 
     def logits(self, features: Tensor) -> Tensor:
-        weight = self.backbone.embedding.weight if self.head is None else self.head.weight
-        return F.linear(features, weight)
+        if self.head is None:
+            return F.linear(features, self.backbone.embedding.weight)
+        return self.head(features)  # type: ignore[no-any-return]
 
     def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """One token a sequence, (b,), to logits (b, vocabulary)."""
