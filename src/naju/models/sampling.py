@@ -14,6 +14,7 @@ def next_token(
     """Draw a token a row from logits (b, vocabulary); temperature 0 takes the most likely one."""
     if temperature == 0:
         return logits.argmax(-1)
+    temperature = max(temperature, torch.finfo(torch.float32).tiny)  # what is smaller would be 0 there
     logits = logits.float()
     logits = (logits - logits.max(-1, keepdim=True).values) / temperature  # never above 0, so nothing overflows
     if top_k is not None and top_k < logits.shape[-1]:
