@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from interpreter import passes_under_the_interpreter
 from naju.scan import BACKENDS
@@ -22,6 +23,7 @@ IN_ANY_PROCESS = (
     "test_every_kernel_compiles",
     "test_importing_the_backend",
     "test_wrong_boundaries",
+    "test_boundaries",
 )
 
 # the interpreter computes both branches of a `where`, and says so when the one not taken overflows
@@ -198,6 +200,15 @@ def test_strided_and_mixed_inputs():
     check(half | {"D": half["D"].float(), "f_logit": half["f_logit"].float(), "B": half["B"].half()})
 
 
+def test_one_token_of_a_batch_that_lies_time_first():
+    """torch calls it contiguous whatever the stride of its one token is."""
+    tensors = make(3, 1, 4, 2)
+    for name in (*GIVEN, "z"):
+        tensors[name] = torch.stack(list(tensors[name].unbind(1))).transpose(0, 1)
+    assert tensors["h"].stride() == (4, 12, 1)
+    check(tensors)
+
+
 def test_two_runs_are_equal():
     tensors = make(1, 40, 5, 4)
     first, second = (outputs_and_gradients(TRITON_CHUNKED, tensors) for _ in range(2))
@@ -208,6 +219,23 @@ def test_the_operator_keeps_torchs_contract():
     tensors = make(1, 20, 3, 2)
     arguments = [tensors[name].requires_grad_() for name in (*GIVEN, "D", "z", "initial_state")]
     torch.library.opcheck(torch.ops.naju.triton_chunked.default, (*arguments, None, 0.5, False, True))
+
+
+def test_another_number_of_packed_sequences_compiles_nothing():
+    def packed(*tensors, cu_seqlens):
+        return TRITON_CHUNKED.run(inputs_from(dict(zip(GIVEN, tensors, strict=True)), cu_seqlens=cu_seqlens))
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(packed, fullgraph=True, dynamic=True, backend=counter)
+    try:
+        for inner in ([3], [3, 8, 9], [1, 2, 5, 7, 11], [2, 4, 4, 6, 8, 10, 12]):
+            tensors = make(1, 20, 4, 3)
+            cu_seqlens = torch.tensor([0, *inner, 20], device=DEVICE)
+            y, _ = compiled(*(tensors[name].requires_grad_() for name in GIVEN), cu_seqlens=cu_seqlens)
+            y.sum().backward()
+    finally:
+        torch.compiler.reset()
+    assert counter.frame_count <= 2  # a number that changes becomes a symbol
 
 
 def test_a_scan_without_gradient_keeps_no_states(monkeypatch):
@@ -242,6 +270,12 @@ def test_wrong_boundaries_stay_inside(wrong):
     assert (boundaries.diff() >= 0).all()
     assert tables["firsts"][-1] <= pieces.n_segments
     assert tables["first_chunks"][-1] <= pieces.n_chunks
+
+
+def test_boundaries_of_the_host_go_to_where_the_scan_is():
+    h = torch.empty(1, 60, 4, device="meta")
+    pieces = launch.cut(h, 2, torch.tensor([0, 20, 60]), launch.Tile(channels=16), 16)
+    assert {table.device for table in pieces.tables.values()} == {h.device}
 
 
 def kernels_of(d_state, dtype):

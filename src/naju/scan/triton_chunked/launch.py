@@ -152,7 +152,7 @@ def cut(h: Tensor, sequences: int, cu_seqlens: Tensor | None, tile: Tile, chunk:
         chunks=0,
         n_segments=n_segments,
         n_chunks=n_chunks,
-        tables=_packed_tables(_within(cu_seqlens, length), segment, n_segments, chunk, n_chunks),
+        tables=_packed_tables(_within(cu_seqlens.to(h.device), length), segment, n_segments, chunk, n_chunks),
     )
 
 
@@ -201,8 +201,8 @@ def rows_of(tensor: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
         return like, 0
     batch, row, channel = tensor.stride()
     if channel != 1 or (batch != tensor.shape[1] * row and tensor.shape[0] > 1):
-        tensor = tensor.contiguous()
-    return tensor, tensor.stride(1)
+        return tensor.contiguous(), tensor.shape[2]  # the stride of an axis of length 1 can be any
+    return tensor, row
 
 
 def _levels(block: int) -> int:
@@ -213,7 +213,7 @@ def kept_states(h: Tensor, d_state: int, cu_seqlens: Tensor | None) -> Tensor:
     """Room for the state before every chunk."""
     batch, length, d_inner = h.shape
     chunk = chunk_length(h.dtype)
-    chunks = batch * -(-length // chunk) if cu_seqlens is None else length // chunk + len(cu_seqlens) - 1
+    chunks = batch * -(-length // chunk) if cu_seqlens is None else length // chunk + cu_seqlens.shape[0] - 1
     return h.new_empty(chunks, d_inner, d_state, dtype=_kept_dtype(h.dtype))
 
 
