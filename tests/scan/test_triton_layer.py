@@ -152,6 +152,28 @@ def test_the_operator_keeps_torchs_contract(monkeypatch):
     torch.library.opcheck(torch.ops.naju.triton_layer.default, (*leaves, True))
 
 
+def drive_gradient(mixer: nn.Module, uz: Tensor) -> Tensor:
+    """The gradient of what the first projection hands over."""
+    uz = uz.detach().requires_grad_()
+    results = mixer._fused(uz, mixer.init_state(uz.shape[0]), Layout(uz.shape[0]))
+    return torch.autograd.grad(sum(result.square().sum() for result in results), uz)[0]
+
+
+@runs_kernels
+def test_a_projection_that_lies_time_first_has_its_gradient():
+    mixer = draw("naju", torch.float32, 4, d_state=3)
+    uz = torch.randn(5, 3, 16, device=DEVICE).transpose(0, 1)
+    assert torch.equal(drive_gradient(mixer, uz), drive_gradient(mixer, uz.contiguous()))
+
+
+@runs_kernels
+def test_a_second_derivative_is_refused_with_a_way_out():
+    mixer, u = draw("naju", torch.float32, 4, d_state=3), torch.randn(1, 9, 4, device=DEVICE, requires_grad=True)
+    (gradient,) = torch.autograd.grad(mixer(u)[0].sum(), u, create_graph=True)
+    with pytest.raises(RuntimeError, match="backend='chunked' can be, twice"):
+        gradient.sum().backward()
+
+
 @runs_kernels
 def test_an_adapter_in_place_of_a_projection_is_not_passed_over():
     mixer = draw("naju", torch.float32, 4, d_state=3)

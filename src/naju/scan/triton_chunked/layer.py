@@ -15,7 +15,7 @@ from torch import Tensor
 
 from naju.scan.frame import without_autocast
 from naju.scan.on_gpu import gpu_refuses, triton_missing_here
-from naju.scan.operator import refusing_tangents
+from naju.scan.operator import refuse_second_derivative, refusing_tangents
 from naju.scan.triton_chunked import launch
 
 # uz (b, l, 2d), u_tail and h_tail (rows, width - 1, d), conv_weight (d, width), conv_bias (d,), weight (2d + 2n, d),
@@ -93,7 +93,7 @@ def _backward(
     """Gradients of the arguments from uz to initial_state, empty for one that is absent."""
     projected, states = kept
     d_inner = h.shape[2]
-    duz, dprojected, ddrive = (torch.empty_like(tensor) for tensor in (uz, projected, h))
+    duz, dprojected, ddrive = (tensor.new_empty(tensor.shape) for tensor in (uz, projected, h))
     dinitial = None if initial_state is None else initial_state.new_empty(initial_state.shape)
     with launch.on_device(uz.device), without_autocast(uz.device):
         plan = launch.plan(h, (weight.shape[0] // 2) - d_inner, cu_seqlens, backward=True)
@@ -163,6 +163,7 @@ def _differentiate(ctx: Any, dy: Tensor | None, dstate: Tensor | None, dh: Tenso
 
 
 _layer.register_autograd(_differentiate, setup_context=_save)
+_layer_backward.register_autograd(refuse_second_derivative)
 
 
 def layer(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
