@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -110,6 +111,35 @@ def test_kernels_hold_a_state_through_steps_of_size_zero_bit_for_bit():
 
 
 @runs_kernel
+def test_kernels_start_on_the_gpu_of_their_tensors(monkeypatch):
+    """Which need not be the current one: Triton starts a kernel on that, whatever it is given."""
+    from naju.layers import diagonal_kernels as kernels
+
+    entered = []
+
+    @contextlib.contextmanager
+    def on_device(device):
+        entered.append(device)
+        yield
+        entered.append(None)
+
+    def watched(kernel):
+        class Watched:
+            def __getitem__(self, grid):
+                assert entered[-1] == torch.device(h.device)
+                return kernel[grid]
+
+        return Watched()
+
+    h, *rest, x = draw(5, 3, 4)
+    monkeypatch.setattr(kernels, "on_device", on_device)
+    for name in ("forward_kernel", "backward_kernel"):
+        monkeypatch.setattr(kernels, name, watched(getattr(kernels, name)))
+    outcome([h, *rest, x], "triton", [torch.randn(2, 5, 3), torch.randn(2, 3, 4)])
+    assert len(entered) == 4
+
+
+@runs_kernel
 def test_kernels_and_packed_sequences():
     bounds = [0, 7, 7, 30]
     *drive, _ = draw(30, 5, 4, batch=1)
@@ -152,7 +182,7 @@ def compile_all(architecture, d_state):
             constants, "constexpr"
         )
         source = ASTSource(fn=kernel, signature=types, constexprs=constants)
-        compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": 1})
+        compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=kernels.OPTIONS)
         assert "cubin" in compiled.asm
 
 
@@ -163,7 +193,7 @@ def test_they_compile_without_a_gpu(architecture, d_state):
     """In a process of its own: once the interpreter is on, nothing can be compiled."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, __file__, str(architecture), str(d_state)]
+    command = [sys.executable, "-W", "error", __file__, str(architecture), str(d_state)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 

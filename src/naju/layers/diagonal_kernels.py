@@ -19,9 +19,11 @@ from torch import Tensor
 
 from naju.scan.on_gpu import interpreted
 from naju.scan.triton_chunked.algebra import LN2, LOG2E, exp2
+from naju.scan.triton_chunked.launch import on_device
 
 CELLS = 512  # of the state, in one program
 MOST_PARTS = 2**28  # numbers that the blocks of channels have for dB together, and as many for dC
+OPTIONS: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": True}  # Triton 3.9 warns where the second is not said
 
 
 @triton.jit
@@ -181,7 +183,8 @@ def forward(
     inputs = (tensor.contiguous() for tensor in (h, dt, A, B, C, x))
     programs = batch * -(-d_inner // constants["BD"])
     if programs:
-        forward_kernel[(programs,)](*inputs, y, final, entering, length, d_inner, d_state, **constants, num_warps=1)
+        with on_device(h.device):
+            forward_kernel[(programs,)](*inputs, y, final, entering, length, d_inner, d_state, **constants, **OPTIONS)
     return y, final, entering
 
 
@@ -204,6 +207,7 @@ def backward(
         count = min(at_once, blocks - first)
         outputs = (noted, dh, ddt, dA, *parts, dinitial)
         sizes = (length, batch * length, first, count, d_inner, d_state)
-        backward_kernel[(batch * count,)](*inputs, *outputs, *sizes, **constants, num_warps=1)
+        with on_device(h.device):
+            backward_kernel[(batch * count,)](*inputs, *outputs, *sizes, **constants, **OPTIONS)
         dB, dC = dB + parts[0, :count].sum(0), dC + parts[1, :count].sum(0)
     return dh, ddt, dA.sum(0), dB, dC, dinitial
