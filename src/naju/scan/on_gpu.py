@@ -13,6 +13,7 @@ from torch import Tensor
 from naju.scan.dispatch import constant_when_traced, other_transform
 
 LARGEST_STATE = 256
+OLDEST_CAPABILITY = (8, 0)  # that Triton supports; on older chips some of the kernels do not even compile
 
 
 def interpreted() -> bool:
@@ -33,7 +34,19 @@ def triton_missing_here() -> str | None:
         return None
     if torch.version.hip is not None:
         return "torch is built for AMD GPUs and it runs on NVIDIA GPUs only"
-    return None if torch.cuda.is_available() else "no NVIDIA GPU is available to torch"
+    if not torch.cuda.is_available():
+        return "no NVIDIA GPU is available to torch"
+    capability = _newest_capability()
+    if capability < OLDEST_CAPABILITY:
+        return f"Triton needs a GPU of compute capability 8.0 and this one has {capability[0]}.{capability[1]}"
+    return None
+
+
+@functools.cache
+def _newest_capability() -> tuple[int, int]:
+    """Of the GPUs here, which are asked once: a decoding step has no time for it."""
+    found = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
+    return max(found, default=OLDEST_CAPABILITY)
 
 
 def gpu_refuses(h: Tensor, d_state: int, tensors: Iterable[Tensor], *, in_triton: bool = True) -> str | None:
