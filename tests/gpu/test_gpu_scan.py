@@ -80,6 +80,21 @@ def test_gpu_backend_agrees_with_float64(backend: str, turn: int, case: dict[str
     assert_agrees(got, want, case["dtype"])
 
 
+@pytest.mark.parametrize("d_state", [8, 32, 64, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", [name for name in GPU_BACKENDS if name in backends()])
+def test_every_configuration_with_and_without_a_backward(backend: str, dtype: torch.dtype, d_state: int) -> None:
+    """Blocks are chosen by d_state, by dtype, and by whether states are kept for a backward."""
+    if backends()[backend] is not None:
+        pytest.skip(f"{backend}: {backends()[backend]}")
+    drawn = draw_case("hold-12", batch=2, length=333, d_inner=96, d_state=d_state, dtype=dtype, device="cuda")
+    want = outcome(drawn.double(), "chunked")
+    assert_agrees(outcome(drawn, backend), want, dtype)
+    with torch.no_grad():
+        y, state = naju_scan(**drawn.tensors, **drawn.options, backend=backend)
+    assert_agrees({"y": y, "state": state}, {name: want[name] for name in ("y", "state")}, dtype)
+
+
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("backend", [name for name in GPU_BACKENDS if name in backends()])
 def test_large_values_do_not_overflow(backend: str, regime: str) -> None:
