@@ -228,6 +228,14 @@ def test_a_compiler_that_fails_is_quoted(cache: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("cache", "source")
+def test_the_error_is_quoted_and_not_what_comes_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["In file included from cuda_runtime.h:82:", "host_config.h:143: error: unsupported GNU version!"]
+    monkeypatch.setenv("CXX", str(script(tmp_path / "c++", *(f'echo "{line}" >&2' for line in lines), "exit 1")))
+    with pytest.raises(build.BuildError, match=r"could not compile it: host_config\.h:143: error: unsupported GNU"):
+        build.compiled_library()
+
+
+@pytest.mark.usefixtures("cache", "source")
 def test_a_compiler_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unfit = script(tmp_path / "unfit-c++")
     unfit.write_bytes(b"\x7fELF and nothing else")

@@ -110,7 +110,8 @@ def _compile(source: Path, command: Sequence[str], path: Path) -> None:
             raise BuildError(f"{command[0]} could not be run: {error}") from error
         if done.returncode != 0:
             said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
-            raise BuildError(f"{command[0]} could not compile it: {said[0]}")
+            reason = next((line for line in said if "error" in line or "fatal" in line), said[0])
+            raise BuildError(f"{command[0]} could not compile it: {reason}")
         checksum = Path(folder) / "checksum"
         checksum.write_text(_checksum(built))
         os.replace(checksum, _checksum_file(path))
