@@ -176,6 +176,16 @@ def test_interpreted_weights_of_several_precisions_take_the_torch_step() -> None
     assert step_refuses(inputs._replace(W_BC=inputs.W_BC.half())) == "its weights are of several precisions"
 
 
+@interpreted
+def test_interpreted_weights_beyond_32_bits_take_the_torch_step() -> None:
+    mixer, u, state = draw("naju", 2)
+    with torch.no_grad():
+        inputs = mixer._step_inputs(mixer.project_in(u), state)
+        assert inputs is not None
+        huge = [torch.zeros(1).expand(46341, 46341)] * 2
+        assert step_refuses(inputs._replace(gate_weights=huge)) == "a weight has more numbers than it can count"
+
+
 class Doubled(nn.Linear):
     def forward(self, h: Tensor) -> Tensor:
         return 2 * super().forward(h)

@@ -18,16 +18,17 @@ def recorded(step: Callable[[], object], state: Iterable[Tensor]) -> Callable[[]
     """
     tensors = list(state)
     before = [tensor.clone() for tensor in tensors]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
+    with torch.cuda.device_of(tensors[0]):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                step()
+                _put_back(tensors, before)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             step()
-            _put_back(tensors, before)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
     return graph.replay
 
 

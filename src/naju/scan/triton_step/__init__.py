@@ -26,6 +26,7 @@ class Block(NamedTuple):
     warps: int
 
 
+MOST_WEIGHTS = 2**31 - 1  # in one matrix, whose places the kernels count in 32 bits
 PIECE = 64  # entries of the state that a program works on at a time
 MOST_ALONE = 2  # sequences; beyond, a second launch costs less than products that many programs make again
 ALONE, TOGETHER, PRODUCTS = Block(1, 8, 16), Block(4, 16, 4), Block(16, 64, 8)
@@ -161,6 +162,8 @@ def step_refuses(inputs: StepInputs) -> str | None:
         return "its weights are of several precisions"
     if any(tensor.device != uz.device for tensor in tensors):
         return f"uz is on {uz.device} and not everything is there"
+    if max(W.numel() for W in (*inputs.gate_weights, inputs.W_BC)) > MOST_WEIGHTS:
+        return "a weight has more numbers than it can count"
     if inputs.x.dtype != torch.float32:
         return f"x is {str(inputs.x.dtype).removeprefix('torch.')} and it computes in float32"
     return inputs.needs_gradient()
