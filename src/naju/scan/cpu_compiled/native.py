@@ -81,7 +81,7 @@ def call(function: str, problem: ctypes.Structure, tensors: Mapping[str, Tensor 
     """Fill the named tensors into the problem and run it; rows of channels are made contiguous where they are not."""
     problem.openmp_parallel = _openmp_parallel()
     problem.threads = torch.get_num_threads()
-    matrices = {field[0] for field in problem._fields_ if field[1] is not ctypes.c_void_p}
+    matrices = _matrices(type(problem))
     alive: list[Tensor] = []  # copies live until the call returns
 
     def rows(tensor: Tensor) -> Matrix:
@@ -98,6 +98,12 @@ def call(function: str, problem: ctypes.Structure, tensors: Mapping[str, Tensor 
             setattr(problem, name, alive[-1].data_ptr())
     if getattr(loaded(), function)(ctypes.byref(problem)) != 0:
         raise MemoryError("the compiled CPU kernels ran out of memory for their working space")
+
+
+@functools.cache
+def _matrices(kind: type[ctypes.Structure]) -> frozenset[str]:
+    """The fields that are not plain addresses."""
+    return frozenset(field[0] for field in kind._fields_ if field[1] is not ctypes.c_void_p)
 
 
 def sequences_of(cu_seqlens: Tensor | None, batch: int, length: int) -> Tensor:
