@@ -73,6 +73,8 @@ def test_the_recall_task_has_the_same_mlstm():
             r"multiple of d_head, and d_state and d_conv positive, but they are 256, 60, 64 and 4",
         ),
         ("mamba2", {"d_state": 0}, r"but they are 256, 64, 0 and 4"),
+        ("rwkv", {"shift_rank": 0}, r"shift_rank and decay_rank must be positive, but are 0 and 64"),
+        ("rwkv", {"decay_rank": -1}, r"shift_rank and decay_rank must be positive, but are 32 and -1"),
     ],
 )
 def test_sizes_that_do_not_divide_are_refused(name, options, message):

@@ -60,3 +60,15 @@ def test_the_recurrence_is_flas():
     heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v, log_decay)]
     o, last = naive(*heads_first, bonus, scale=1.0, initial_state=state, output_final_state=True)
     assert_same_function(results, [o.transpose(1, 2), last], arguments)
+
+
+def test_a_layer_starts_as_rwkvs_first():
+    """Before training, queries and gates take the square root of the ramp, and no decay depends on the token."""
+    mixer = build_mixer("rwkv", 128)
+    ramp = torch.arange(128) / 128
+    for row, power in enumerate((0.5, 1.0, 1.0, 1.0, 0.5)):
+        assert torch.equal(mixer.shift.mix[row], 1 - ramp**power)
+    assert not mixer.decay(torch.randn(3, 7, 128)).any()
+    assert 0 < mixer.decay[2].weight.abs().max() <= 0.01
+    assert torch.allclose(mixer.decay_bias[[0, 21, 63]], torch.tensor([-6.0, -6 + 5 * (1 / 3) ** 0.7, -1.0]))
+    assert torch.allclose(mixer.bonus.flatten()[:4], torch.tensor([0.0, 0.1, -0.1, 0.0]))

@@ -14,6 +14,8 @@ from naju.mixers.matrix import MatrixMixer, divided
 from naju.mixers.state import State
 from naju.scan.dispatch import state_dtype
 
+SMALL_START = 0.01  # the largest entry of the maps that widen a low rank
+
 
 @dataclass(frozen=True)
 class RWKVState(State):
@@ -27,17 +29,19 @@ torch.export.register_dataclass(RWKVState, serialized_type_name="naju.RWKVState"
 
 
 class TokenShift(nn.Module):
-    """Five inputs `u + mix_j * (u_before - u)` whose mixing weights depend on both tokens, through a low rank."""
+    """Inputs `u + mix_j * (u_before - u)` of queries, decays, keys, values and gates; the mixing weights depend on both
+    tokens, through a low rank."""
 
-    INPUTS = 5
+    EXPONENTS = (0.5, 1.0, 1.0, 1.0, 0.5)  # how much of the token before each of the five takes at first
+    INPUTS = len(EXPONENTS)
 
     def __init__(self, d_model: int, rank: int) -> None:
         super().__init__()
-        ramp = torch.linspace(0, 1, d_model)
+        ramp = torch.arange(d_model) / d_model
         self.first_mix = nn.Parameter(1 - ramp)
-        self.mix = nn.Parameter((1 - ramp).repeat(self.INPUTS, 1))
+        self.mix = nn.Parameter(torch.stack([1 - ramp**exponent for exponent in self.EXPONENTS]))
         self.reduce = nn.Linear(d_model, self.INPUTS * rank, bias=False)
-        self.expand = nn.Parameter(torch.empty(self.INPUTS, rank, d_model).uniform_(-0.01, 0.01))
+        self.expand = nn.Parameter(torch.empty(self.INPUTS, rank, d_model).uniform_(-SMALL_START, SMALL_START))
         nn.init.zeros_(self.reduce.weight)
 
     def forward(self, u: Tensor, before: Tensor) -> tuple[Tensor, ...]:
@@ -51,9 +55,12 @@ class RWKVMixer(MatrixMixer):
     """`decay_t = exp(-exp(w_t))` for each key channel; a token reads itself through a bonus; group norm, swish gate.
 
     Keys are half as wide as the model and values as wide, as in the suite (in RWKV itself both are as wide), so four
-    heads at d_model 128 hold 4 × 16 × 32 = 2,048 numbers, and a layer has 119,936 parameters. The decays start between
-    w = -6, a memory of 400 tokens, and -1, one of three, over the channels; RWKV's own start also changes with the
-    layer's depth, which a mixer does not know. Channel mixing is left out, as the suite's parameter count shows.
+    heads at d_model 128 hold 4 × 16 × 32 = 2,048 numbers, and a layer has 119,936 parameters. Channel mixing is left
+    out, as the suite's parameter count shows.
+
+    RWKV's own start changes with the layer's depth, which a mixer does not know: here every layer starts as RWKV's
+    first, its linear maps as torch's. The decays then lie between w = -6, a memory of 400 tokens, and -1, one of three,
+    over the channels, and do not depend on the token.
     """
 
     state_kind = RWKVState
@@ -69,6 +76,8 @@ class RWKVMixer(MatrixMixer):
         decay_rank: int = 64,
     ) -> None:
         super().__init__()
+        if min(shift_rank, decay_rank) < 1:
+            raise ValueError(f"shift_rank and decay_rank must be positive, but are {shift_rank} and {decay_rank}")
         self.d_model, self.n_heads = d_model, n_heads
         self.d_key = divided("expand_k * d_model", expand_k * d_model, n_heads)
         self.d_value = divided("expand_v * d_model", expand_v * d_model, n_heads)
@@ -76,11 +85,12 @@ class RWKVMixer(MatrixMixer):
         self.shift = TokenShift(d_model, shift_rank)
         self.project_q, self.project_k = (nn.Linear(d_model, keys, bias=False) for _ in range(2))
         self.project_v, self.project_gate = (nn.Linear(d_model, values, bias=False) for _ in range(2))
-        self.decay = nn.Sequential(
-            nn.Linear(d_model, decay_rank, bias=False), nn.Tanh(), nn.Linear(decay_rank, keys, bias=False)
-        )
-        self.decay_bias = nn.Parameter(torch.linspace(-6, -1, keys))
-        self.bonus = nn.Parameter(torch.full((n_heads, self.d_key), 0.5))
+        reduce, widen = nn.Linear(d_model, decay_rank, bias=False), nn.Linear(decay_rank, keys, bias=False)
+        nn.init.zeros_(reduce.weight)
+        nn.init.uniform_(widen.weight, -SMALL_START, SMALL_START)
+        self.decay = nn.Sequential(reduce, nn.Tanh(), widen)
+        self.decay_bias = nn.Parameter(-6 + 5 * torch.linspace(0, 1, keys) ** 0.7)
+        self.bonus = nn.Parameter(0.1 * ((torch.arange(keys) + 1) % 3 - 1.0).view(n_heads, self.d_key))
         self.norm = HeadNorm(n_heads, self.d_value, center=True, bias=True, eps=64e-5)  # RWKV's own
         self.project_out = nn.Linear(values, d_model, bias=False)
 
