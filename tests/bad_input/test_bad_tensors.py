@@ -102,6 +102,12 @@ def test_options_of_a_mixer_have_their_types(options, told):
         build_mixer("naju", 8, **options)
 
 
+@pytest.mark.parametrize("width", [math.nan, math.inf])
+def test_a_width_of_no_size_is_refused(width):
+    with pytest.raises(ValueError, match="feed_forward must be finite"):
+        build_mixer("transformer", 8, n_heads=2, feed_forward=width)
+
+
 def test_options_may_be_whole_numbers_where_floats_are_meant():
     assert build_mixer("coupled", 8, d_state=4, expand=1, g_bias=-3).d_inner == 8
     with pytest.raises(ValueError, match="n_heads"):

@@ -59,7 +59,7 @@ def _check_type(name: str, option: str, value: Any) -> None:
         articles = {NoneType: "None", int: "an int"}
         told = " or ".join(articles.get(kind, f"a {kind.__name__}") for kind in kinds)
         raise TypeError(f"{option} must be {told}, but is {type(value).__name__} in the options of mixer {name!r}")
-    if option.startswith("expand") and not math.isfinite(value):  # a width is made of it
+    if option.startswith(("expand", "feed_forward")) and not math.isfinite(value):  # a width is made of it
         raise ValueError(f"{option} must be finite, but is {value} in the options of mixer {name!r}")
 
 
