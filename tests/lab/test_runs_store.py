@@ -100,6 +100,11 @@ def test_rm_removes_what_it_is_told(store, capsys):
     assert "removed" in capsys.readouterr().out
 
 
+def test_rm_takes_a_run_that_is_named_twice_for_one(store, capsys):
+    assert naju("runs", "rm", "naju-T2-default-s1", "diagnostics/naju-T2-default-s1", "--runs", store.root) == 0
+    assert capsys.readouterr().out.count("removed") == 1
+
+
 def test_rm_refuses_a_run_in_training_and_then_removes_none(store, capsys):
     held = {"host": "elsewhere", "pid": 5, "token": "theirs"}
     (store.find("naju-T2-default-s1").path / "lock.json").write_text(json.dumps(held))

@@ -83,7 +83,7 @@ def remove_runs(options: RemoveRuns) -> None:
     if not options.names:
         raise ValueError("names must name at least one run, but name none")
     store = RunStore(options.runs)
-    found = [store.find(name) for name in options.names]
+    found = list(dict.fromkeys(store.find(name) for name in options.names))
     for run in found:
         run.check_idle()
     for run in found:
