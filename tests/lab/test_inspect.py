@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import re
 
 import pytest
 import torch
 from opened_pages import needs_chromium, opened, pixels, tables
 
-from naju import cli
+from naju import LanguageModel, ModelConfig, cli
 from naju.analysis import layer_input, observe_layer
 from naju.lab.diagnostic_run import DiagnosticRun, Examination, ModelSettings, load_run_model, run_diagnostic
 from naju.lab.diagnostics import TASKS
@@ -20,6 +21,8 @@ from naju.lab.inspect.events import ANSWER, OTHER, STALE, find_events, remove_ea
 from naju.lab.inspect.layers import CHANNELS_SHOWN, view_layer
 from naju.lab.report import write_report
 from naju.lab.runs import RunFolder
+from naju.lm.folder import save_model
+from naju.lm.tokenizer import load_tokenizer
 from naju.tasks import build_task
 from naju.tasks.events import EVENT_LENGTH
 from naju.training import Reporter, TrainConfig
@@ -195,6 +198,50 @@ def test_another_task_uses_the_vocabulary_of_the_training(tmp_path):
     assert " ".join(task.describe(example(task, seed=3)[0][-4:])) in page
 
 
+TEXT = "to be, or né"
+
+
+def saved_language_model(folder, mixer="naju", n_layers=2):
+    """One that reads bytes, with logits that are far apart."""
+    torch.manual_seed(0)
+    config = ModelConfig(257, 16, n_layers, mixer, tie_embeddings=False, embedding_std=1.0)
+    model = LanguageModel(config).eval()
+    save_model(model, folder)
+    load_tokenizer("bytes").save_with_model(folder)
+    return model
+
+
+@torch.no_grad()
+def test_a_text_is_read_token_by_token(tmp_path):
+    model, tokens = saved_language_model(tmp_path), list(TEXT.encode())
+    page = build_page(InspectConfig(run=tmp_path, text=TEXT, layers=(1,)))
+    assert re.findall(r"<h3>Layer (\d)</h3>", page) == ["1"]
+    assert page.count('<figure class="strip">') == 3
+    rows = tables(page)["removals"][1:]
+    surprise = -model(torch.tensor([tokens]))[0][0].double().log_softmax(-1) / math.log(2)
+    assert [row[2] for row in rows[1:]] == [f"{surprise[place, token]:.2f}" for place, token in enumerate(tokens[1:])]
+    after = model(torch.tensor([tokens]))[0][0, -1].double()
+    expected = int(after.argmax())
+    for place, row in enumerate(rows):
+        left = model(torch.tensor([tokens[:place] + tokens[place + 1 :]]))[0][0, -1].double()
+        assert row[0] == str(place)
+        assert row[3] == load_tokenizer("bytes").decode([int(left.argmax())]).strip()
+        assert row[5] == f"{left.softmax(0)[expected]:.3f}"
+
+
+def test_of_a_language_run_the_best_model_is_read_and_of_a_hybrid_the_gated_layers(tmp_path):
+    saved_language_model(tmp_path / "best", mixer=["retnet", "naju"])
+    page = build_page(InspectConfig(run=tmp_path, text=TEXT))
+    assert re.findall(r"<h3>Layer (\d)</h3>", page) == ["1"]
+
+
+@pytest.mark.parametrize("text", ["", "a", "a" * 1025])
+def test_a_text_of_no_use_is_refused(tmp_path, capsys, text):
+    saved_language_model(tmp_path)
+    told = refusal(capsys, tmp_path / "model.safetensors", "--text", text)
+    assert f"text must have 2 to 1,024 tokens, but has {len(text):,}" in told
+
+
 def refusal(capsys, *arguments):
     with pytest.raises(SystemExit) as stop:
         cli.main(["inspect", *map(str, arguments)])
@@ -218,6 +265,7 @@ def test_a_mixer_without_gates_is_refused_in_a_sentence(tmp_path, capsys):
         (("--task", "T9"), "task must be one of the event tasks T1 to T4, but is 'T9'"),
         (("--task", "MQAR"), "task must be one of the event tasks T1 to T4, but is 'MQAR'"),
         (("--length", "10"), "length must be at least"),
+        (("--task", "T2"), "task must fit the vocabulary that the run was trained on, but T2 does not: n_entities"),
     ],
 )
 def test_bad_options_are_one_sentence(arguments, message, tmp_path, capsys):
@@ -230,7 +278,8 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert "run must be the folder of a run" in refusal(capsys, tmp_path / "notes.txt")
     (tmp_path / "config.json").write_text(json.dumps({}))
     (tmp_path / "model.safetensors").touch()
-    assert "is a language model: not shown yet" in refusal(capsys, tmp_path)
+    assert "is a language model: give it something to read with --text" in refusal(capsys, tmp_path)
+    assert "run must be a language model for --text" in refusal(capsys, saved_run(tmp_path / "runs"), "--text", "a")
 
 
 def test_a_real_run_is_reported_and_inspected(tmp_path):

@@ -83,11 +83,7 @@ class Writer:
     """A text that a model reads and continues."""
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, pause: Pause | None = None) -> None:
-        if tokenizer.vocabulary.size > model.config.vocab_size:
-            raise ValueError(
-                f"tokenizer {tokenizer.name!r} must fit the model's vocabulary of {model.config.vocab_size:,}, but has "
-                f"{tokenizer.vocabulary.size:,} tokens"
-            )
+        check_vocabulary(model, tokenizer)
         self._model, self._tokenizer, self._text = model, tokenizer, TextStream(tokenizer)
         self._state, self._unread = model.init_state(1), []
         if pause is not None:
@@ -145,6 +141,14 @@ class Writer:
         return torch.tensor(tokens, dtype=torch.long, device=self._device)
 
 
+def check_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocabulary.size > model.config.vocab_size:
+        raise ValueError(
+            f"tokenizer {tokenizer.name!r} must fit the model's vocabulary of {model.config.vocab_size:,}, but has "
+            f"{tokenizer.vocabulary.size:,} tokens"
+        )
+
+
 def _check_pause(saved: Pause, own: ModelState, vocab_size: int) -> None:
     kinds, expected = ([type(layer).__name__ for layer in state.layers] for state in (saved.model, own))
     if kinds != expected:
@@ -163,7 +167,7 @@ def run_generate(config: GenerateConfig) -> None:
     device = usable_device(config.device)
     model = load_model(config.model, device).eval()
     pause = None if config.state is None else Pause.load(config.state, device)
-    writer = Writer(model, _tokenizer(config), pause)
+    writer = Writer(model, chosen_tokenizer(config.model, config.tokenizer), pause)
     try:
         _show(writer.read(config.prompt))
         for text in writer.write(config.max_new_tokens, config.sampling):
@@ -180,11 +184,10 @@ def _show(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def _tokenizer(config: GenerateConfig) -> Tokenizer:
-    if config.tokenizer is not None:
-        return load_tokenizer(config.tokenizer)
-    if not (config.model / TOKENIZER).exists():
-        raise FileNotFoundError(
-            f"model folder {config.model} has no {TOKENIZER}; say with --tokenizer which one to use"
-        )
-    return load_tokenizer(config.model)
+def chosen_tokenizer(model: Path, name: str | None) -> Tokenizer:
+    """The named one, or that in the model's folder."""
+    if name is not None:
+        return load_tokenizer(name)
+    if not (model / TOKENIZER).exists():
+        raise FileNotFoundError(f"model folder {model} has no {TOKENIZER}; say with --tokenizer which one to use")
+    return load_tokenizer(model)

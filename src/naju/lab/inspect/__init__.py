@@ -1,4 +1,4 @@
-"""One example through a trained model: its gates, what it kept, and what it answers without each of the writes."""
+"""One example, or a text, through a trained model: its gates, what it kept, and its answer without each write."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 from naju.lab.diagnostic_run import load_run_model
 from naju.lab.inspect.events import ANSWER, find_events, remove_each, replies
 from naju.lab.inspect.layers import gate_scale, gated_layers, view_layer
+from naju.lab.inspect.text import text_page
 from naju.lab.pages import render, write_page
 from naju.lab.runs import RunFolder
+from naju.lm.folder import WEIGHTS
+from naju.lm.record import BEST
 from naju.models.sampling import check_seed
 from naju.tasks import TASKS, Task
 from naju.tasks.events import QUERY_LENGTH, EventTask
 from naju.training.checkpoint import NEWEST
-
-LANGUAGE_MODEL = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class InspectConfig:
     """Which example, and which part of the model."""
 
     run: Path
-    """Folder of a run, or a checkpoint in it."""
+    """Folder of a run, or a checkpoint in it; for --text that of a language model."""
     task: str | None = None
     """Task of the example; by default the one that the run was trained on."""
     seed: int = 0
@@ -36,6 +37,10 @@ class InspectConfig:
     """Layers to show, counted from 0; by default all."""
     channels: tuple[int, ...] = ()
     """Channels to show; by default some from the one that keeps least to the one that keeps most."""
+    text: str | None = None
+    """What a language model reads, in place of an example of a task."""
+    tokenizer: str | None = None
+    """For the text, as for `naju lm generate`; by default the tokenizer.json in the model's folder."""
     output: Path = Path("inspect.html")
     """The page."""
 
@@ -50,6 +55,17 @@ def run_inspect(config: InspectConfig) -> Path:
 
 
 def build_page(config: InspectConfig) -> str:
+    language_model = _language_model(config.run)
+    if language_model is None:
+        if config.text is not None:
+            raise ValueError(f"run must be a language model for --text, but {str(config.run)!r} is none")
+        return _example_page(config)
+    if config.text is None:
+        raise ValueError(f"{str(config.run)!r} is a language model: give it something to read with --text")
+    return text_page(language_model, config.text, config.tokenizer, config.layers, config.channels)
+
+
+def _example_page(config: InspectConfig) -> str:
     folder = _run_folder(config.run)
     trained_on = folder.config()
     model, own_task = load_run_model(folder.path)
@@ -81,12 +97,15 @@ def build_page(config: InspectConfig) -> str:
 
 
 def _run_folder(path: Path) -> RunFolder:
-    folder = path if path.is_dir() else path.parent
-    if (folder / LANGUAGE_MODEL).exists():
-        raise ValueError(f"run must be of a diagnostic task, but {str(path)!r} is a language model: not shown yet")
     if not path.is_dir() and path.name != NEWEST:
         raise ValueError(f"run must be the folder of a run or its {NEWEST}, but is {str(path)!r}")
-    return RunFolder(folder)
+    return RunFolder(path if path.is_dir() else path.parent)
+
+
+def _language_model(path: Path) -> Path | None:
+    """The folder of the language model that is meant, which for a run is its best, or None."""
+    folder = path.parent if path.name == WEIGHTS else path
+    return next((found for found in (folder, folder / BEST) if (found / WEIGHTS).is_file()), None)
 
 
 def _task(name: str, own_name: str, own: Task) -> EventTask:
@@ -96,4 +115,10 @@ def _task(name: str, own_name: str, own: Task) -> EventTask:
     kind = TASKS.get(name)
     if kind is None or not issubclass(kind, EventTask):
         raise ValueError(f"task must be one of the event tasks T1 to T4, but is {name!r}")
-    return own if name == own_name else kind(n_entities=own.n_entities, n_values=own.n_values)
+    if name == own_name:
+        return own
+    try:
+        return kind(n_entities=own.n_entities, n_values=own.n_values)
+    except ValueError as error:
+        told = f"task must fit the vocabulary that the run was trained on, but {name} does not: {error}"
+        raise ValueError(told) from error

@@ -17,7 +17,7 @@ ANSWER, STALE, OTHER = "answer", "overwritten", "other"
 
 @dataclass(frozen=True)
 class Event:
-    """Five tokens, `connective entity relation value SEP`, beginning at `start`.
+    """Tokens from `start` on: of a task `connective entity relation value SEP`, of a text a single one.
 
     Its role is the answer if it is the latest about the entity that is asked for, overwritten if it is an earlier one.
     """
@@ -32,12 +32,12 @@ class Event:
 
     @property
     def places(self) -> slice:
-        return slice(self.start, self.start + EVENT_LENGTH)
+        return slice(self.start, self.start + len(self.words))
 
     @property
     def last(self) -> int:
         """The last token of the write: from here on the memory can only keep it or lose it."""
-        return self.start + EVENT_LENGTH - 1
+        return self.start + len(self.words) - 1
 
 
 class Reply(NamedTuple):

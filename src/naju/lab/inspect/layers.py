@@ -93,7 +93,7 @@ def _kept_chart(number: int, run: ScanRun, events: Sequence[Event]) -> Chart:
         band=list(zip(places, low, high, strict=True)),
     )
     return Chart(
-        title=f"Layer {number}: what is left of each write at the question",
+        title=f"Layer {number}: what is left of each write at the end",
         x_label="token of the write",
         y_label="retention",
         x=linear(0.0, run.length),
