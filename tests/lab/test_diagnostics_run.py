@@ -14,7 +14,9 @@ import torch
 from tiny_runs import tiny_run
 
 from naju.lab.diagnostic_run import load_run_model, run_diagnostic
+from naju.lab.diagnostics import tables
 from naju.lab.lock import BusyError, RunLock
+from naju.lab.report import write_report
 from naju.lab.runs import RunFolder
 from naju.training import Reporter, StoppedError, evaluate, seeded_generator
 
@@ -67,6 +69,16 @@ def test_the_saved_model_has_the_accuracies_of_the_result(tmp_path):
         model.head[-1].bias[0] += 100  # a model that always answers 0 is another one
     wrong = evaluate(model, task, count=50, length=64, generator=seeded_generator(1, "test data of length 64"))
     assert wrong.overall != result["accuracy"]["64"]["all"]
+
+
+def test_a_model_whose_positions_end_is_examined_as_far_as_they_go(tmp_path):
+    settings = replace(tiny_run().model, mixer="transformer", mixer_options={"n_heads": 2, "max_length": 100})
+    _, result = finished(tmp_path, replace(tiny_run(), model=settings))
+    assert list(result["accuracy"]) == ["64"]
+    assert result["growing"] == {}
+    report = write_report(tmp_path, tmp_path / "report").read_text()
+    assert "transformer" in tables([result])
+    assert "Transformer" in report
 
 
 def test_the_curve_is_thinned_to_two_hundred_points_and_keeps_the_last(tmp_path):
@@ -160,6 +172,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from tiny_runs import tiny_run
 from naju.lab import diagnostic_run
+from naju.lab.report import write_report
 from naju.lab.runs import RunFolder
 from naju.training import Reporter, Rhythm
 import torch

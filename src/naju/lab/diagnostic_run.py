@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from torch import nn
 
 from naju.lab.lock import RunLock
 from naju.lab.runs import RunFolder, carry_out, machine, versions
+from naju.mixers import Mixer
 from naju.models import Classifier, ModelConfig
 from naju.tasks import Task, build_task
 from naju.training import (
@@ -132,10 +134,12 @@ def _validate(run: DiagnosticRun, model: nn.Module, task: Task) -> float:
     return _accuracy(run, model, task, count, run.training.length, "validation data")["all"]
 
 
-def _examine(run: DiagnosticRun, model: nn.Module, stop: Callable[[], bool]) -> dict[str, Any]:
-    """Accuracies by length; for T4 also where events grow in number with the length."""
+def _examine(run: DiagnosticRun, model: Classifier, stop: Callable[[], bool]) -> dict[str, Any]:
+    """Accuracies by length, as far as the model can read; for T4 also where events grow in number with the length."""
+    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
+    longest = min(mixer.longest or math.inf for mixer in mixers)
     lengths, longer = (
-        [length for length in run.examination.test_lengths if length >= least]
+        [length for length in run.examination.test_lengths if least <= length <= longest]
         for least in (run.training.length, run.training.length + 1)
     )
     measured = {"accuracy": _by_length(run, model, run.build_task(), lengths, "test data", stop)}

@@ -19,6 +19,7 @@ class Mixer(nn.Module, ABC):
     d_model: int
     norms_itself = False  # whether it wants the residual stream as it is, without the norm of its block
     state_kind: type[State] = State  # what `init_state` makes
+    longest: int | None = None  # the most tokens that a sequence may have, where positions come to an end
     worth_compiling = True  # whether torch.compile makes it faster on a GPU: not where nearly all of it is one operator
 
     @abstractmethod

@@ -50,6 +50,7 @@ class TransformerMixer(Mixer):
         self.attention_norm, self.feed_forward_norm = (nn.RMSNorm(d_model, eps=1e-5) for _ in range(2))
         self.feed_forward = FeedForward(d_model, feed_forward)
         if positions == "learned":
+            self.longest = max_length
             self.position = nn.Embedding(max_length, d_model // n_heads)
             self.project_position = nn.Linear(d_model // n_heads, d_model, bias=False)
 
