@@ -43,8 +43,14 @@ def test_every_event_has_a_line_of_its_own(capsys):
 
 
 def test_options_of_the_task_can_be_given(capsys):
-    show_task(ShowTask(name="T4", length=64, options={"n_events": 6, "growing_from": 40}))
+    show_task(ShowTask(name="T4", length=64, options=("n_events=6", "growing_from=40")))
     assert capsys.readouterr().out.count("LATER") == 9
+
+
+def test_switches_are_options_like_any_other(capsys):
+    usual = printed(capsys, "show", "T1", "--seed", "1")
+    assert printed(capsys, "show", "T1", "--seed", "1", "--options", "anywhere=true") != usual
+    assert printed(capsys, "show", "T1", "--seed", "1", "--options", "anywhere=false") == usual
 
 
 def test_the_list_names_every_task_with_its_defaults(capsys):
@@ -58,7 +64,10 @@ def test_the_list_names_every_task_with_its_defaults(capsys):
     [
         (("show", "T9"), "unknown task 'T9'; expected one of T1"),
         (("show", "T4", "--length", "10"), "length must be at least 164"),
-        (("show", "T4", "--options", "colour", "1"), "task 'T4' has no option colour"),
+        (("show", "T4", "--options", "colour=1"), "task 'T4' has no option colour"),
+        (("show", "T4", "--options", "n_events", "8"), "options must look like name=value, but one is 'n_events'"),
+        (("show", "T2", "--options", "n_facts=3.5"), "n_facts must be an int, but is 3.5 in the options of task 'T2'"),
+        (("show", "T1", "--options", "anywhere=1"), "anywhere must be a bool, but is 1 in the options of task 'T1'"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, capsys):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from naju.lm.config import parse_options
 from naju.models.sampling import check_seed
 from naju.tasks import IGNORE, TASKS, Task, build_task
 
@@ -25,8 +26,8 @@ class ShowTask:
     """Length of the sequence."""
     seed: int = 0
     """The same seed gives the same example."""
-    options: Mapping[str, int] = field(default_factory=dict)
-    """Options of the task with their values, such as `n_events 8 growing_from 64`."""
+    options: tuple[str, ...] = ()
+    """Options of the task as name=value, such as n_events=8 growing_from=64."""
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -39,7 +40,7 @@ class ListTasks:
 
 def show_task(config: ShowTask) -> None:
     """The sequence, line by line with the place of each line's first token; then the answer and its group."""
-    task = build_task(config.name, **config.options)
+    task = build_task(config.name, **parse_options(config.options))
     tokens, targets, group = task.sample(1, config.length, torch.Generator().manual_seed(config.seed))
     words, start = task.describe(tokens[0]), 0
     while start < len(words):
