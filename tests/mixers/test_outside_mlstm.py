@@ -54,7 +54,7 @@ def test_an_enormous_write_gate_is_harmless():
 
 
 def test_a_block_linear_map_is_a_block_diagonal_matrix():
-    layer = BlockLinear(12, 4).double()
+    layer = BlockLinear(12, 4, std=0.5).double()
     u = torch.randn(2, 5, 12, dtype=torch.float64)
     assert torch.equal(layer.matrix(), torch.block_diag(*layer.weight))
     assert relative_rms(layer(u).detach(), (u @ layer.matrix()).detach()) <= 1e-15
@@ -64,3 +64,10 @@ def test_the_layer_starts_holding_whatever_the_input_is():
     mixer = build_mixer("mlstm", 32)
     assert not mixer.gates.weight.any()
     assert torch.equal(mixer.gate_bias[:4], torch.tensor([3.0, 4.0, 5.0, 6.0]))
+
+
+@pytest.mark.parametrize("d_model", [64, 256])
+def test_maps_start_as_small_as_in_xlstms_code(d_model):
+    mixer = build_mixer("mlstm", d_model)
+    for part in (mixer.project_in, mixer.project_q, mixer.project_k, mixer.project_v):
+        assert float(part.weight.detach().std()) == pytest.approx((2 / (5 * d_model)) ** 0.5, rel=0.1)

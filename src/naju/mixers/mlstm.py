@@ -39,12 +39,11 @@ torch.export.register_dataclass(MLSTMState, serialized_type_name="naju.MLSTMStat
 
 
 class BlockLinear(nn.Module):
-    """A linear map between groups of `block` neighbouring channels."""
+    """A linear map between groups of `block` neighbouring channels, its entries normal with `std` at first."""
 
-    def __init__(self, width: int, block: int) -> None:
+    def __init__(self, width: int, block: int, *, std: float) -> None:
         super().__init__()
-        bound = block**-0.5
-        self.weight = nn.Parameter(torch.empty(width // block, block, block).uniform_(-bound, bound))
+        self.weight = nn.Parameter(torch.empty(width // block, block, block).normal_(std=std))
 
     def forward(self, u: Tensor) -> Tensor:
         if u.device.type == "cuda":
@@ -63,9 +62,12 @@ class MLSTMMixer(MatrixMixer):
     """The layer around the cell is xLSTM's: up-projection by two, a short convolution before queries and keys, queries,
     keys and values by blocks of four channels, layer norm a head, a learnable skip from the convolution, a swish gate.
 
-    Four heads of 64 × 64 at d_model 128 hold 16,384 numbers (n and m aside), and a layer has 109,320 parameters. The
-    forget gates start between sigmoid(3) and sigmoid(6), and no gate depends on the input at first. Queries, keys and
-    values start as torch's linear maps of four channels do, about five times as large as in xLSTM's code.
+    Four heads of 64 × 64 at d_model 128 hold 16,384 numbers (n and m aside), and a layer has 109,320 parameters.
+
+    Every parameter starts as in xLSTM's code, but for the last projection: there its standard deviation is
+    2 / (layers √d_model), and a mixer does not know the layers; torch's own start is that of five. The forget gates
+    start between sigmoid(3) and sigmoid(6), no gate depends on the input at first, and the maps to queries, keys and
+    values have entries as small as if all d_model channels entered each.
     """
 
     state_kind = MLSTMState
@@ -82,9 +84,13 @@ class MLSTMMixer(MatrixMixer):
                 f"but they are {qkv_block} and {d_conv}"
             )
         self.tail_shape = (d_conv - 1, self.d_inner)
+        std = (2 / (5 * d_model)) ** 0.5
         self.project_in = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        nn.init.normal_(self.project_in.weight, std=std)
         self.conv = DepthwiseConv(self.d_inner, d_conv, bias=True)
-        self.project_q, self.project_k, self.project_v = (BlockLinear(self.d_inner, qkv_block) for _ in range(3))
+        self.project_q, self.project_k, self.project_v = (
+            BlockLinear(self.d_inner, qkv_block, std=std) for _ in range(3)
+        )
         self.gates = nn.Linear(3 * self.d_inner, 2 * n_heads, bias=False)
         nn.init.zeros_(self.gates.weight)
         forget_bias = torch.linspace(3, 6, n_heads)
