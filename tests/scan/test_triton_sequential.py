@@ -211,6 +211,8 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("naju.scan.on_gpu._newest_capability", lambda: (8, 0))
     assert TRITON_SEQUENTIAL.missing_here() is None
     monkeypatch.setattr("naju.scan.on_gpu._newest_capability", lambda: (7, 5))
+    assert TRITON_SEQUENTIAL.missing_here() is None  # nobody has used the GPU yet
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert TRITON_SEQUENTIAL.missing_here() == "Triton needs a GPU of compute capability 8.0 and this one has 7.5"
     monkeypatch.setattr("naju.scan.on_gpu._triton_installed", lambda: False)
     assert TRITON_SEQUENTIAL.missing_here() == "triton is not installed"

@@ -36,6 +36,8 @@ def triton_missing_here() -> str | None:
         return "torch is built for AMD GPUs and it runs on NVIDIA GPUs only"
     if not torch.cuda.is_available():
         return "no NVIDIA GPU is available to torch"
+    if not torch.cuda.is_initialized():  # a process that only uses its CPU is not to start CUDA by asking
+        return None
     capability = _newest_capability()
     if capability < OLDEST_CAPABILITY:
         return f"Triton needs a GPU of compute capability 8.0 and this one has {capability[0]}.{capability[1]}"
