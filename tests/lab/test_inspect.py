@@ -19,6 +19,7 @@ from naju.lab.diagnostics import TASKS
 from naju.lab.inspect import InspectConfig, build_page, run_inspect
 from naju.lab.inspect.events import ANSWER, OTHER, STALE, find_events, remove_each
 from naju.lab.inspect.layers import CHANNELS_SHOWN, view_layer
+from naju.lab.inspect.text import shown
 from naju.lab.report import write_report
 from naju.lab.runs import RunFolder
 from naju.lm.folder import save_model
@@ -225,7 +226,7 @@ def test_a_text_is_read_token_by_token(tmp_path):
     for place, row in enumerate(rows):
         left = model(torch.tensor([tokens[:place] + tokens[place + 1 :]]))[0][0, -1].double()
         assert row[0] == str(place)
-        assert row[3] == load_tokenizer("bytes").decode([int(left.argmax())]).strip()
+        assert row[3] == shown(load_tokenizer("bytes"), int(left.argmax())).strip()
         assert row[5] == f"{left.softmax(0)[expected]:.3f}"
 
 
@@ -233,6 +234,13 @@ def test_of_a_language_run_the_best_model_is_read_and_of_a_hybrid_the_gated_laye
     saved_language_model(tmp_path / "best", mixer=["retnet", "naju"])
     page = build_page(InspectConfig(run=tmp_path, text=TEXT))
     assert re.findall(r"<h3>Layer (\d)</h3>", page) == ["1"]
+
+
+def test_tokens_that_print_nothing_are_shown(tmp_path):
+    saved_language_model(tmp_path / "best")
+    page = build_page(InspectConfig(run=tmp_path, text="a \n\tb"))
+    assert [row[1] for row in tables(page)["removals"][1:]] == ["a", "␣", "↵", "⇥", "b"]
+    assert f"What {tmp_path.name}/best does with a text" in page
 
 
 @pytest.mark.parametrize("text", ["", "a", "a" * 1025])

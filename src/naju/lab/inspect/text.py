@@ -34,16 +34,16 @@ def text_page(
     folder: Path, text: str, tokenizer_name: str | None, layers: Sequence[int], channels: Sequence[int]
 ) -> str:
     model = load_model(folder).eval()
-    shown = gated_layers(model, layers)
+    gated = gated_layers(model, layers)
     tokenizer = chosen_tokenizer(folder, tokenizer_name)
     check_vocabulary(model, tokenizer)
     tokens = _tokens(tokenizer, text)
-    events = [Event(place, (tokenizer.decode([token]),), OTHER) for place, token in enumerate(tokens.tolist())]
+    events = [Event(place, (shown(tokenizer, token),), OTHER) for place, token in enumerate(tokens.tolist())]
     now, removals = without_each_token(model, tokenizer, tokens, events)
     colours, ticks = gate_scale()
     return render(
         "inspect_text.html",
-        name=folder.resolve().name,
+        name=_name(folder.resolve()),
         mixers=model.config.mixers,
         width=model.config.d_model,
         text=text,
@@ -51,10 +51,20 @@ def text_page(
         events=events,
         reply_now=now,
         removals=removals,
-        layers=[view_layer(model, number, mixer, tokens, events, channels) for number, mixer in shown.items()],
+        layers=[view_layer(model, number, mixer, tokens, events, channels) for number, mixer in gated.items()],
         gate_colours=colours,
         gate_ticks=ticks,
     )
+
+
+def shown(tokenizer: Tokenizer, token: int) -> str:
+    """A token by its text, spaces and ends of lines as signs of their own."""
+    return tokenizer.decode([token]).translate({ord(" "): "␣", ord("\n"): "↵", ord("\t"): "⇥"})
+
+
+def _name(folder: Path) -> str:
+    """A run keeps its best model in a folder of that name, which says too little."""
+    return f"{folder.parent.name}/{folder.name}" if folder.name == "best" else folder.name
 
 
 def _tokens(tokenizer: Tokenizer, text: str) -> Tensor:
@@ -84,5 +94,4 @@ def without_each_token(
 
 
 def _reply(tokenizer: Tokenizer, logits: Tensor, expected: int) -> Reply:
-    answer = tokenizer.decode([int(logits.argmax())])
-    return Reply(answer, float(logits[expected]), float(logits.softmax(0)[expected]))
+    return Reply(shown(tokenizer, int(logits.argmax())), float(logits[expected]), float(logits.softmax(0)[expected]))
