@@ -9,6 +9,7 @@ import hashlib
 import os
 import pickle
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,19 @@ def test_retrieval_reads_pairs(aan):
     assert len(train.sequence(1)) == 0
     assert train.lengths.tolist() == [11, 4000, 4000]
     assert [len(part) for part in splits.values()] == [3, 2, 2]
+
+
+def test_retrieval_keeps_no_more_of_a_paper_than_it_reads(aan, monkeypatch):
+    pairs, paper = 40, "x" * 30_000
+    monkeypatch.setitem(retrieval.PAIRS, "train", pairs)
+    path = aan / "lra_release" / "tsv_data" / retrieval.FILES["train"]
+    path.write_text("".join(f"{n % 2}.0\tid\tid\t{paper}\t{paper}\n" for n in range(pairs)), encoding="utf-8")
+    tracemalloc.start()
+    train = retrieval.read(aan)["train"]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(train), train.sequence(0).tobytes()) == (pairs, paper.encode()[:4000])
+    assert peak < path.stat().st_size / 2
 
 
 def test_retrieval_reports_truncation_and_strange_rows(aan):
