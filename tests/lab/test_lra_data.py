@@ -39,7 +39,7 @@ def test_splits_are_cut_in_order_and_the_cache_is_used(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_generation_goes_on_and_a_damaged_block_is_made_again(tmp_path, monkeypatch):
-    folder = tmp_path / "listops-seed0-blocks"
+    folder = tmp_path / "listops-seed0-3000-blocks"
     folder.mkdir()
     for number in (0, 1, 2):
         make_block("listops", 0, number, folder)
@@ -51,7 +51,27 @@ def test_an_interrupted_generation_goes_on_and_a_damaged_block_is_made_again(tmp
     examples = generated(LRA["listops"], tmp_path, Sizes(2000, 500, 500), processes=1)
     assert made == [1]
     assert len(examples) == 3000
-    assert not list(folder.iterdir())
+    assert not folder.exists()
+
+
+def test_a_generation_leaves_the_blocks_of_another_that_is_not_finished_alone(tmp_path, monkeypatch):
+    made, honest = [], lra_data.make_block
+
+    def until_interrupted(name, seed, number, folder):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(number)
+        return honest(name, seed, number, folder)
+
+    monkeypatch.setattr(lra_data, "make_block", until_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generated(LRA["listops"], tmp_path, Sizes(2000, 500, 500), processes=1)
+    monkeypatch.setattr(lra_data, "make_block", honest)
+    generated(LRA["listops"], tmp_path, ONE_BLOCK, processes=1)
+    again = []
+    monkeypatch.setattr(lra_data, "make_block", lambda *given: again.append(given[2]) or honest(*given))
+    generated(LRA["listops"], tmp_path, Sizes(2000, 500, 500), processes=1)
+    assert (made, again) == ([0, 1], [2])
 
 
 def test_repetitions_cost_another_block(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -36,21 +37,20 @@ def generated(
 ) -> Examples:
     """The first examples of a seed, from the cache or freshly made.
 
-    Every finished block is a file, so that a killed generation goes on where it was; processes that generate the same
-    at once write the same bytes.
+    Every finished block is a file, so that a killed generation goes on where it was, whatever else was generated since;
+    processes that generate the same at once write the same bytes.
     """
-    path = cache / f"{task.name}-seed{seed}-{sum(sizes)}.safetensors"
+    name = f"{task.name}-seed{seed}-{sum(sizes)}"
+    path, folder = cache / f"{name}.safetensors", cache / f"{name}-blocks"
     if path.exists():
         return load_examples(path)
-    folder = cache / f"{task.name}-seed{seed}-blocks"
     folder.mkdir(parents=True, exist_ok=True)
     try:
         examples = _gathered(task, seed, folder, sum(sizes), processes or os.cpu_count() or 1)
     except FileNotFoundError:  # another process has finished the same in the meantime and cleared its blocks away
         return load_examples(path)
     save_examples(path, examples)
-    for block in folder.glob("*.safetensors"):
-        block.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
     return examples
 
 
