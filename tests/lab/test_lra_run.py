@@ -11,7 +11,6 @@ import torch
 
 from naju.lab import lra, lra_run
 from naju.lab.lra import Lra, describe_lra, lra_rows, told_lra
-from naju.lab.lra_cost import step_cost
 from naju.lab.lra_run import LraModel, LraRun, PaddingAware, limited, ran_out_of_memory, run_lra
 from naju.lab.options import GridOptions
 from naju.lab.runs import RunFolder
@@ -109,6 +108,16 @@ def test_running_out_of_memory_is_a_result(tmp_path, monkeypatch, error):
     assert folder.result() == result
     assert "out of memory" in told_lra([result])
     assert describe_lra(result).startswith("out of memory: ")
+
+
+def test_data_that_do_not_fit_into_memory_say_nothing_of_the_model(tmp_path, monkeypatch):
+    def greedy(*arguments):
+        raise MemoryError("no room for the data")
+
+    monkeypatch.setattr(lra_run, "load_data", greedy)
+    with pytest.raises(MemoryError, match="no room for the data"):
+        finished(tmp_path, tiny_run())
+    assert RunFolder(tmp_path / tiny_run().name).result() is None
 
 
 def test_other_errors_stay_errors(tmp_path, monkeypatch):
@@ -253,11 +262,3 @@ def test_the_table_says_what_a_reduced_budget_was():
         "budget0.1, listops: 5 of 50 epochs, 96,000 of 96,000 examples, 6 layers of width 128",
         "budget0.1, image: 5 of 50 epochs, 45,000 of 45,000 examples, 6 layers of width 128",
     ]
-
-
-@pytest.mark.parametrize("task", ["retrieval", "image"])
-def test_the_cost_of_a_step_is_measured(task):
-    options = {"batch_size": 1, "rounds": 2, "device": "cpu"}
-    cost = step_cost(replace(LRA[task], length=8), "naju", checkpoint_blocks=True, **options)
-    assert cost.seconds > 0
-    assert cost.peak_bytes is None

@@ -107,8 +107,9 @@ def run_lra(run: LraRun, folder: RunFolder, reporter: Reporter) -> dict[str, Any
 
 
 def _result(run: LraRun, folder: RunFolder, reporter: Reporter, lock: RunLock) -> dict[str, Any]:
+    splits = load_data(LRA[run.task], run.data, run.cache, run.sizes)  # not the model's fault if they do not fit
     try:
-        return _train_and_examine(run, folder, reporter, lock)
+        return _train_and_examine(run, splits, folder, reporter, lock)
     except (RuntimeError, MemoryError) as error:
         if not ran_out_of_memory(error):
             raise
@@ -125,9 +126,10 @@ def ran_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
-def _train_and_examine(run: LraRun, folder: RunFolder, reporter: Reporter, lock: RunLock) -> dict[str, Any]:
+def _train_and_examine(
+    run: LraRun, splits: Mapping[str, Examples], folder: RunFolder, reporter: Reporter, lock: RunLock
+) -> dict[str, Any]:
     task, device, seed = LRA[run.task], torch.device(run.device), run.training.seed
-    splits = load_data(task, run.data, run.cache, run.sizes)
     model = run.model.build(task, seed).to(device)
     learner = Learner(model, run.training)
     train = limited(splits["train"], run.training.sequences)
