@@ -34,6 +34,7 @@ from naju.lab.inspect import InspectConfig, run_inspect
 from naju.lab.inspect.fading import FadingConfig, run_fading
 from naju.lab.language_layers import LayersConfig, run_layers
 from naju.lab.lra import Lra
+from naju.lab.lra_cost import LraBench, run_lra_bench
 from naju.lab.manage_runs import ListRuns, RemoveRuns, ShowRun, list_runs, remove_runs, show_run
 from naju.lab.mqar import Mqar
 from naju.lab.report import write_report
@@ -73,6 +74,7 @@ Benches = (
     | Annotated[StressBench, tyro.conf.subcommand("stress", prefix_name=False)]
     | Annotated[SoakBench, tyro.conf.subcommand("soak", prefix_name=False)]
     | Annotated[StepsBench, tyro.conf.subcommand("steps", prefix_name=False)]
+    | Annotated[LraBench, tyro.conf.subcommand("lra", prefix_name=False)]
 )
 
 
@@ -88,6 +90,7 @@ def bench(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Ben
         StressBench: run_stress_bench,
         SoakBench: run_soak_bench,
         StepsBench: run_steps_bench,
+        LraBench: run_lra_bench,
     }
     check_sizes(config)
     usable_device(getattr(config, "device", "auto"))

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from typing import TypeVar
 
 import torch
 from tqdm import tqdm
+
+if sys.platform == "linux":
+    import resource
 
 Run = Callable[[], object]
 Name = TypeVar("Name")
@@ -152,7 +156,28 @@ def _peak_of_process(run: Run) -> int | None:
 
 def process_bytes(key: str) -> int:
     """Memory of this process by its name in /proc/self/status; a KeyError or OSError where the system does not tell."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    return _told_bytes("/proc/self/status", key)
+
+
+def free_bytes() -> int | None:
+    """Memory that can be had without taking any from others, or None where the system does not tell."""
+    try:
+        return _told_bytes("/proc/meminfo", "MemAvailable")
+    except (OSError, KeyError):
+        return None
+
+
+def _told_bytes(path: str, key: str) -> int:
+    for line in Path(path).read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     raise KeyError(key)
+
+
+def limit_memory(most: int) -> None:
+    """From now on this process is refused what goes beyond `most` bytes, where the system has such limits (Linux).
+    Otherwise Linux grants it and, when there is no more, kills some process, not always this one."""
+    if sys.platform == "linux":
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
