@@ -12,7 +12,7 @@ from torch import nn
 from naju.lab.lra_batches import BucketedSet, DeviceExamples, accuracy, bucket_widths
 from naju.tasks.lra import LRA
 from naju.tasks.lra.examples import byte_examples
-from naju.training import StoppedError
+from naju.training import Reporter, StoppedError
 
 CPU = torch.device("cpu")
 TASK = replace(LRA["text"], length=100)
@@ -104,6 +104,12 @@ def test_accuracy_counts_every_example_once(tokens_at_once):
     assert model.training
 
 
-def test_an_examination_can_be_stopped():
+def test_an_examination_tells_how_far_it_is_and_can_be_stopped():
+    shares, model = [], Parity()
+    accuracy(model, TASK, texts(), tokens_at_once=500, device=CPU, examined=shares.append)
+    assert shares[0] == 0
+    assert shares == sorted(set(shares))
+    assert 0.9 < shares[-1] < 1
     with pytest.raises(StoppedError):
-        accuracy(Parity(), TASK, texts(), tokens_at_once=100, device=CPU, stop=lambda: True)
+        accuracy(model, TASK, texts(), tokens_at_once=100, device=CPU, examined=Reporter(stop=lambda: True).examined)
+    assert model.training

@@ -80,9 +80,10 @@ def test_only_the_last_validation_takes_all_examples(tmp_path, monkeypatch):
 
 def test_a_stopped_run_ends_as_an_unbroken_one(tmp_path):
     _, whole = finished(tmp_path / "whole", tiny_run())
-    heard = iter([False] * 4 + [True])
+    steps = []
+    reporter = Reporter(progress=lambda step, _: steps.append(step), stop=lambda: 5 in steps)
     with pytest.raises(StoppedError, match="after step 5 of 12"):
-        finished(tmp_path / "cut", tiny_run(), Reporter(stop=lambda: next(heard, True)))
+        finished(tmp_path / "cut", tiny_run(), reporter)
     _, cut = finished(tmp_path / "cut", tiny_run())
     assert cut["curve"] == whole["curve"]
     assert cut["test_accuracy"] == whole["test_accuracy"]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from naju.tasks import build_task
-from naju.training import evaluate
+from naju.training import Reporter, StoppedError, evaluate
 
 TASK = build_task("T2", n_entities=6, n_values=4, n_facts=6)
 LENGTH = 40
@@ -70,3 +70,12 @@ def test_the_same_generator_gives_the_same_answer():
 def test_an_empty_evaluation_is_refused():
     with pytest.raises(ValueError, match="count must be a positive integer, but is 0"):
         accuracy(Reader(), count=0)
+
+
+def test_it_tells_how_far_it_is_and_can_be_stopped():
+    shares, model = [], Reader()
+    accuracy(model, examined=shares.append)
+    assert shares == [0, 64 / 150, 128 / 150]
+    with pytest.raises(StoppedError):
+        accuracy(model, examined=Reporter(stop=lambda: True).examined)
+    assert model.training

@@ -17,7 +17,7 @@ OFTEN = Rhythm(log_every=3, validate_every=6, save_seconds=0)
 SELDOM = Rhythm(log_every=3, validate_every=6)
 
 
-def go(folder, rhythm=OFTEN, *, stop_after=None, poison_at=None, notes=None):
+def go(folder, rhythm=OFTEN, *, stop_after=None, stop_in_validation=None, poison_at=None, notes=None):
     """Train to the end or to a stop; the learner."""
     settings = config(**SETTINGS)
     module = model()
@@ -30,6 +30,7 @@ def go(folder, rhythm=OFTEN, *, stop_after=None, poison_at=None, notes=None):
         return stop_after is not None and int(learner.steps_done) >= stop_after
 
     def validate():
+        Reporter(stop=lambda: int(learner.steps_done) == stop_in_validation).examined(0.5)
         return float(module(data.tokens).argmax(-1).eq(data.targets).float().mean())
 
     note = (lambda sentence: None) if notes is None else notes.append
@@ -66,6 +67,16 @@ def test_stopped_at_any_step_it_goes_on_to_the_same_end(tmp_path, whole, step):
     folder = tmp_path / "stopped"
     with pytest.raises(StoppedError, match=f"stopped after step {step} of 20"):
         go(folder, SELDOM, stop_after=step)
+    assert same(ending(folder, go(folder)), whole)
+
+
+@pytest.mark.parametrize("rhythm", [OFTEN, SELDOM])
+@pytest.mark.parametrize("step", [6, 12, 20])
+def test_stopped_in_a_validation_it_goes_on_to_the_same_end(tmp_path, whole, step, rhythm):
+    folder = tmp_path / "stopped"
+    with pytest.raises(StoppedError, match="stopped while it was examined"):
+        go(folder, rhythm, stop_in_validation=step)
+    assert [row["step"] for row in read_metrics(folder)] == list(range(3, step, 3))
     assert same(ending(folder, go(folder)), whole)
 
 

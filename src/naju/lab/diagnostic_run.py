@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,6 @@ from naju.training import (
     Learner,
     Reporter,
     Rhythm,
-    StoppedError,
     TrainConfig,
     evaluate,
     fit,
@@ -114,8 +113,10 @@ def _train_and_examine(run: DiagnosticRun, folder: RunFolder, reporter: Reporter
     learner = Learner(model, run.training)
     with Journal(folder.path, learner, allow=lock.check, note=reporter.note) as journal:
         data = FixedSet(task, run.training, device)
-        execution = fit(learner, data, journal, rhythm(run.training), lambda: _validate(run, model, task), reporter)
-        measured = _examine(run, model, reporter.stop)
+        execution = fit(
+            learner, data, journal, rhythm(run.training), lambda: _validate(run, model, task, reporter), reporter
+        )
+        measured = _examine(run, model, reporter)
         result = {**_about(run, model), **learned(journal.rows, run.training.epoch_steps), **measured}
         result |= {"seconds": journal.seconds, "machine": {**machine(), "execution": execution}}
         lock.check()
@@ -129,12 +130,12 @@ def rhythm(training: TrainConfig) -> Rhythm:
     return Rhythm(log_every=every, validate_every=2 * every)
 
 
-def _validate(run: DiagnosticRun, model: nn.Module, task: Task) -> float:
+def _validate(run: DiagnosticRun, model: nn.Module, task: Task, reporter: Reporter) -> float:
     count = run.examination.validation_sequences
-    return _accuracy(run, model, task, count, run.training.length, "validation data")["all"]
+    return _accuracy(run, model, task, count, run.training.length, "validation data", reporter)["all"]
 
 
-def _examine(run: DiagnosticRun, model: Classifier, stop: Callable[[], bool]) -> dict[str, Any]:
+def _examine(run: DiagnosticRun, model: Classifier, reporter: Reporter) -> dict[str, Any]:
     """Accuracies by length, as far as the model can read; for T4 also where events grow in number with the length."""
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
     longest = min(mixer.longest or math.inf for mixer in mixers)
@@ -142,27 +143,25 @@ def _examine(run: DiagnosticRun, model: Classifier, stop: Callable[[], bool]) ->
         [length for length in run.examination.test_lengths if least <= length <= longest]
         for least in (run.training.length, run.training.length + 1)
     )
-    measured = {"accuracy": _by_length(run, model, run.build_task(), lengths, "test data", stop)}
+    measured = {"accuracy": _by_length(run, model, run.build_task(), lengths, "test data", reporter)}
     if run.task == "T4":
         task = run.build_task(growing_from=run.training.length)
-        measured["growing"] = _by_length(run, model, task, longer, "growing test data", stop)
+        measured["growing"] = _by_length(run, model, task, longer, "growing test data", reporter)
     return measured
 
 
 def _by_length(
-    run: DiagnosticRun, model: nn.Module, task: Task, lengths: Sequence[int], purpose: str, stop: Callable[[], bool]
+    run: DiagnosticRun, model: nn.Module, task: Task, lengths: Sequence[int], purpose: str, reporter: Reporter
 ) -> dict[str, dict[str, float]]:
-    accuracy = {}
-    for length in lengths:
-        if stop():
-            raise StoppedError("stopped while it was examined; the same command examines it again")
-        count = run.examination.test_sequences
-        accuracy[str(length)] = _accuracy(run, model, task, count, length, f"{purpose} of length {length}")
-    return accuracy
+    count = run.examination.test_sequences
+    return {
+        str(length): _accuracy(run, model, task, count, length, f"{purpose} of length {length}", reporter)
+        for length in lengths
+    }
 
 
 def _accuracy(
-    run: DiagnosticRun, model: nn.Module, task: Task, count: int, length: int, purpose: str
+    run: DiagnosticRun, model: nn.Module, task: Task, count: int, length: int, purpose: str, reporter: Reporter
 ) -> dict[str, float]:
     result = evaluate(
         model,
@@ -172,6 +171,7 @@ def _accuracy(
         generator=seeded_generator(run.training.seed, purpose, run.device),
         batch_size=max(1, EVALUATION_TOKENS // length),
         bf16=run.training.bf16,
+        examined=reporter.examined,
     )
     return {"all": result.overall, **{name: share for name, (share, _) in result.by_group.items()}}
 

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from naju.lab.lock import BusyError
 from naju.lab.signals import Signals
 from naju.training import Reporter, StoppedError
 from naju.training.children import deaf_to_ctrl_c
+
+TELLS_EVERY = 1.0  # seconds, while it examines
 
 
 class Cell(Protocol):
@@ -38,7 +41,7 @@ class Message(NamedTuple):
     """From a worker: `begin` and `progress` carry a step, `progress` a loss, the rest a sentence; the last four kinds
     end a cell, with its result where it is `done`."""
 
-    kind: str  # begin, progress, note, done, stopped, busy, failed
+    kind: str  # begin, progress, examining, note, done, stopped, busy, failed
     step: int = 0
     loss: float = 0.0
     text: str = ""
@@ -126,6 +129,8 @@ class Grid(Generic[C]):
             self.workers.remove(worker)
         if message.kind in ("begin", "progress"):
             self._advance(worker, message)
+        elif message.kind == "examining":
+            self.bar.set_postfix_str(f"{worker.cell.name} examined {message.text}")
         elif message.kind == "note":
             self._say(f"{worker.cell.name}: {message.text}")
         else:
@@ -202,6 +207,7 @@ class _Teller:
 
     def __init__(self, line: Connection, signals: Signals) -> None:
         self.line, self.signals, self.heard = line, signals, True
+        self.last_told = 0.0
 
     def tell(self, message: Message) -> None:
         try:
@@ -209,10 +215,17 @@ class _Teller:
         except OSError:
             self.heard = False
 
+    def examining(self, share: float) -> None:
+        """Not every batch: there can be many in a second."""
+        if time.monotonic() - self.last_told > TELLS_EVERY:
+            self.last_told = time.monotonic()
+            self.tell(Message("examining", text=f"{share:.0%}"))
+
     def reporter(self) -> Reporter:
         return Reporter(
             begin=lambda step: self.tell(Message("begin", step=step)),
             progress=lambda step, loss: self.tell(Message("progress", step=step, loss=loss)),
+            examining=self.examining,
             note=lambda text: self.tell(Message("note", text=text)),
             stop=lambda: self.signals.received is not None or not self.heard or not _grid_lives(),
         )

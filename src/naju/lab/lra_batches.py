@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from naju.tasks.lra import Examples, LraTask
-from naju.training import StoppedError, seeded_generator
+from naju.training import seeded_generator
+from naju.training.evaluate import evaluating
 
 BUCKETS = 4  # widths: so many equal parts of the task's length, and their multiples
 POOL = 64  # batches whose sequences are sorted by length together; large enough to fill, small enough to mix
@@ -95,21 +96,21 @@ def accuracy(
     tokens_at_once: int,
     device: torch.device,
     bf16: bool = False,
-    stop: Callable[[], bool] = lambda: False,
+    examined: Callable[[float], None] = lambda share: None,
 ) -> float:
-    """The share of right answers, width by width; the model's mode is left as it was."""
-    was_training = model.training
-    model.eval()
+    """The share of right answers, width by width; the model's mode is left as it was. `examined` hears before every
+    batch which share of the examples is done."""
     data = DeviceExamples(task, examples, device)
     right = torch.zeros((), dtype=torch.int64, device=device)
-    for rows, width in _portions(task, examples, tokens_at_once):
-        if stop():
-            raise StoppedError("stopped while it was examined; the same command examines it again")
-        tokens, targets = data.gather(rows.to(device), width)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            logits = model(tokens)
-        right += (logits.argmax(-1) == targets).sum()
-    model.train(was_training)
+    done = 0
+    with evaluating(model):
+        for rows, width in _portions(task, examples, tokens_at_once):
+            examined(done / len(examples))
+            tokens, targets = data.gather(rows.to(device), width)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                logits = model(tokens)
+            right += (logits.argmax(-1) == targets).sum()
+            done += len(rows)
     return int(right) / len(examples)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -138,16 +138,23 @@ def _train_and_examine(
     with Journal(folder.path, learner, allow=lock.check, note=reporter.note) as journal:
         data = BucketedSet(task, train, batch_size=run.training.batch_size, seed=seed, device=device)
 
-        def share(examples: Examples, stop: Callable[[], bool] = lambda: False) -> float:
-            options = {"tokens_at_once": EVALUATION_TOKENS, "device": device, "bf16": run.training.bf16}
-            return accuracy(model, task, examples, stop=stop, **options)  # type: ignore[arg-type]
+        def share(examples: Examples) -> float:
+            return accuracy(
+                model,
+                task,
+                examples,
+                tokens_at_once=EVALUATION_TOKENS,
+                device=device,
+                bf16=run.training.bf16,
+                examined=reporter.examined,
+            )
 
         def validate() -> float:
             return share(validation if int(learner.steps_done) == run.steps else some)
 
         execution = fit(learner, data, journal, rhythm(run.steps), validate, reporter)
         result = {**_about(run, model), "outcome": "finished", **learned(journal.rows, data.epoch_steps)}
-        result |= {"test_accuracy": share(splits["test"], reporter.stop), "seconds": journal.seconds}
+        result |= {"test_accuracy": share(splits["test"]), "seconds": journal.seconds}
         result["machine"] = {**machine(), "execution": execution, "peak_memory": _peak_memory(device)}
         lock.check()
         folder.finish(result)

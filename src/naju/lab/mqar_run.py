@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -23,7 +23,6 @@ from naju.training import (
     Reporter,
     Rhythm,
     SegmentedSet,
-    StoppedError,
     TrainConfig,
     evaluate,
     fit,
@@ -132,11 +131,11 @@ def _train_and_examine(run: MqarRun, folder: RunFolder, reporter: Reporter, lock
         data = SegmentedSet(parts, run.training.batch_size, run.training.seed, device)
 
         def validate() -> float:
-            return _examine(run, model, "validation data")["all"]["all"]
+            return _examine(run, model, "validation data", reporter)["all"]["all"]
 
         try:
             execution = fit(learner, data, journal, rhythm, validate, reporter, ENOUGH)
-            accuracy = _examine(run, model, "test data", reporter.stop)
+            accuracy = _examine(run, model, "test data", reporter)
             found = {**learned(journal.rows, run.epoch_steps), "accuracy": accuracy}
         except FloatingPointError as error:  # too high a rate is an outcome of the sweep
             # Without the checkpoint it may name: when those were saved differs from one attempt to another.
@@ -149,14 +148,10 @@ def _train_and_examine(run: MqarRun, folder: RunFolder, reporter: Reporter, lock
     return result
 
 
-def _examine(
-    run: MqarRun, model: nn.Module, purpose: str, stop: Callable[[], bool] = lambda: False
-) -> dict[str, dict[str, float]]:
+def _examine(run: MqarRun, model: nn.Module, purpose: str, reporter: Reporter) -> dict[str, dict[str, float]]:
     """The mean accuracy of examples, over all and in each segment; nested as the diagnostic suite's results are."""
     shares: dict[str, float] = {}
     for segment in run.data.test:
-        if stop():
-            raise StoppedError("stopped while it was examined; the same command examines it again")
         shares[slice_name(segment)] = evaluate(
             model,
             run.data.task(segment),
@@ -165,6 +160,7 @@ def _examine(
             generator=seeded_generator(run.training.seed, f"{purpose} of {slice_name(segment)}", run.device),
             batch_size=max(1, EVALUATION_TOKENS // segment.length),
             bf16=run.training.bf16,
+            examined=reporter.examined,
         ).overall
     examples = [segment.examples for segment in run.data.test]
     mean = sum(share * count for share, count in zip(shares.values(), examples, strict=True)) / sum(examples)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +23,17 @@ class Accuracy:
     by_group: dict[str, tuple[float, int]]
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A model in its mode for use; afterwards it is in the mode that it had."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -31,8 +44,10 @@ def evaluate(
     generator: torch.Generator,
     batch_size: int = 64,
     bf16: bool = False,
+    examined: Callable[[float], None] = lambda share: None,
 ) -> Accuracy:
-    """Accuracy of a classifier on `count` fresh sequences of any length; the model's mode is left as it was.
+    """Accuracy of a classifier on `count` fresh sequences of any length; the model's mode is left as it was. `examined`
+    hears before every batch which share of them is done.
 
     Where a task has many questions, the model gets their places (b, q) beside the tokens and answers (b, q, classes).
 
@@ -40,17 +55,16 @@ def evaluate(
     """
     if count < 1:
         raise ValueError(f"count must be a positive integer, but is {count}")
-    was_training = model.training
-    model.eval()
     right = torch.zeros(len(task.groups), dtype=torch.float64, device=generator.device)
     total = torch.zeros_like(right, dtype=torch.int64)
-    for start in range(0, count, batch_size):
-        batch = task.sample(min(batch_size, count - start), length, generator)
-        inputs, targets = questions(task, batch)
-        with torch.autocast(generator.device.type, torch.bfloat16, enabled=bf16):
-            logits = model(*inputs)
-        right.index_add_(0, batch.group, right_answers(logits, targets))
-        total.index_add_(0, batch.group, torch.ones_like(batch.group))
-    model.train(was_training)
+    with evaluating(model):
+        for start in range(0, count, batch_size):
+            examined(start / count)
+            batch = task.sample(min(batch_size, count - start), length, generator)
+            inputs, targets = questions(task, batch)
+            with torch.autocast(generator.device.type, torch.bfloat16, enabled=bf16):
+                logits = model(*inputs)
+            right.index_add_(0, batch.group, right_answers(logits, targets))
+            total.index_add_(0, batch.group, torch.ones_like(batch.group))
     slices = zip(task.groups, right.tolist(), total.tolist(), strict=True)
     return Accuracy(float(right.sum()) / count, count, {name: (hit / n, n) for name, hit, n in slices if n})

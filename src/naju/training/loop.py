@@ -56,12 +56,20 @@ class StoppedError(Exception):
 @dataclass(frozen=True, kw_only=True)
 class Reporter:
     """Where a run tells how far it is (`begin` at the step it goes on from, `progress` with the mean loss of a window,
-    `note` in a sentence) and hears after every step whether it should `stop`."""
+    `examining` with the share of an examination that is done, `note` in a sentence) and hears after every step whether
+    it should `stop`."""
 
     begin: Callable[[int], None] = lambda step: None
     progress: Callable[[int, float], None] = lambda step, loss: None
+    examining: Callable[[float], None] = lambda share: None
     note: Callable[[str], None] = lambda sentence: None
     stop: Callable[[], bool] = lambda: False
+
+    def examined(self, share: float) -> None:
+        """To be called between the batches of an examination: where a run should stop, this ends it."""
+        if self.stop():
+            raise StoppedError("stopped while it was examined; the same command goes on from its last checkpoint")
+        self.examining(share)
 
 
 SILENT = Reporter()
