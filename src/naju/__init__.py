@@ -1,4 +1,4 @@
-"""Naju: a native-discrete selective state-space layer whose forget gate is the pole and whose write gate is its own."""
+"""Naju: a native-discrete selective state-space layer, in which keeping (the forget gate) and writing are separate."""
 
 from naju.mixers import NajuMixer, NajuState
 from naju.models import Classifier, LanguageModel, ModelConfig, ModelState
