@@ -118,6 +118,12 @@ def test_what_it_refuses() -> None:
     with torch.no_grad():
         assert step_kernel(inputs) is cpu_step
         assert cpu_step_refuses(inputs._replace(W_BC=inputs.W_BC.bfloat16())) == "not all of it is float32 on the CPU"
+        assert (
+            cpu_step_refuses(inputs._replace(D=inputs.D[:1]))
+            == "its parts do not have the sizes that go with the state"
+        )
+        sparse = inputs._replace(D=inputs.D.to_sparse())
+        assert cpu_step_refuses(sparse) == "not all of it is plain tensors, and it reads them by their addresses"
         with torch.autocast("cpu", torch.bfloat16):
             assert cpu_step_refuses(inputs) == "autocast is active and it computes in float32"
 
@@ -144,6 +150,16 @@ def test_an_exported_step_is_made_of_torch_operations() -> None:
         assert not any("cpu_step" in str(node.target) for node in exported.graph.nodes)
         got, want = exported.module()(u), mixer.step(u, state)[0]
     assert relative_rms(got, want) <= TOLERANCE[torch.float32, "law"]
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace.* is deprecated")
+def test_a_traced_step_is_made_of_torch_operations() -> None:
+    mixer, u, state = draw("naju", 2)
+    mixer.requires_grad_(False)  # a traced function keeps it as constants
+    with torch.no_grad():
+        traced = torch.jit.trace(lambda u: mixer.step(u, state)[0], (u,))
+        assert "cpu_step" not in str(traced.graph)
+        assert relative_rms(traced(-u), mixer.step(-u, state)[0]) <= TOLERANCE[torch.float32, "law"]
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.* is deprecated:DeprecationWarning")  # torch's forward mode

@@ -187,6 +187,25 @@ def test_an_adapter_in_place_of_a_projection_is_not_passed_over():
     assert relative_rms(mixer(u)[0].detach(), before.detach()) > 0.01
 
 
+@runs_kernels
+def test_a_hook_on_a_projection_is_not_passed_over():
+    mixer = draw("naju", torch.float32, 4, d_state=3)
+    u = torch.randn(1, 9, 4, device=DEVICE)
+    before, _ = mixer(u)
+    mixer.project_BC.register_forward_hook(lambda module, given, out: 2 * out)
+    assert relative_rms(mixer(u)[0].detach(), before.detach()) > 0.01
+
+
+@runs_kernels
+@pytest.mark.parametrize("name", ["D", "conv.weight", "write.bias", "forget.conv.weight"])
+def test_a_parameter_of_another_size_is_refused_before_it_is_read_by_its_address(name):
+    mixer = draw("naju", torch.float32, 4, d_state=3)
+    owner, _, last = name.rpartition(".")
+    setattr(mixer.get_submodule(owner), last, nn.Parameter(mixer.get_parameter(name)[:3].detach()))
+    with pytest.raises(ValueError, match="a layer of 8 channels cannot have"):
+        mixer(torch.randn(1, 9, 4, device=DEVICE))
+
+
 class Doubled(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

@@ -44,6 +44,7 @@ def convolve(
     """
     if silu and adds:
         raise ValueError("convolve takes either adds or silu=True, but was given both")
+    _check_sizes(u, tail, weights, biases, adds)
     tensors = (u, tail, *weights, *biases, *adds)
     if not plain and _compiled_can(tensors, len(weights)):
         stacked = torch.stack([weight.t() for weight in weights]), torch.stack(list(biases))
@@ -62,6 +63,23 @@ def weighted_sum(past: Sequence[Tensor], weight: Tensor, bias: Tensor) -> Tensor
     for tap, u in zip(weight.to(dtype).unbind(-1), past, strict=True):
         total = torch.addcmul(total, u.to(dtype), tap)
     return total
+
+
+def _check_sizes(
+    u: Tensor, tail: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], adds: Sequence[Tensor]
+) -> None:
+    """The compiled kernel reads them by address, and torch would broadcast some."""
+    channels, width = u.shape[-1], tail.shape[-2] + 1
+    expected = {"weight": (weights, (channels, width)), "bias": (biases, (channels,)), "addend": (adds, u.shape)}
+    for name, (tensors, shape) in expected.items():
+        for tensor in tensors:
+            if tensor.shape != shape:
+                raise ValueError(
+                    f"the {name} of a convolution of {channels} channels and {width} taps must have shape "
+                    f"{tuple(shape)}, but has shape {tuple(tensor.shape)}"
+                )
+    if tail.shape[-1] != channels:
+        raise ValueError(f"tail must have the {channels} channels of u, but has shape {tuple(tail.shape)}")
 
 
 def _compiled_can(tensors: Sequence[Tensor], outputs: int) -> bool:

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from naju.layers.causal_conv import DepthwiseConv, convolve, weighted_sum
 from naju.layers.gate import Bias, GateLogit, check_bias, gate_logits
 from naju.layers.layout import Layout, layout_of
+from naju.layers.only_a_matrix import is_only_a_matrix
 from naju.mixers.base import Mixer
 from naju.mixers.state import State
 from naju.scan import BACKENDS, PLAIN_BACKENDS, naju_scan, naju_step
@@ -164,9 +165,9 @@ class NajuMixer(Mixer):
         return wanted and layer_refuses(uz, self.d_state, self.tail_length + 1) is None
 
     def _is_plain(self) -> bool:
-        """Whether the inner projections are their matrices and nothing else, such as an adapter, was put in place."""
+        """Whether the inner projections are their matrices and nothing else: kernels call none of them."""
         inner = [self.project_BC, *(part for gate in self.gates() for part in (gate.weight, gate.reduce))]
-        return all(type(module) in (nn.Linear, nn.Identity) for module in inner)
+        return all(map(is_only_a_matrix, inner))
 
     def _fused(self, uz: Tensor, before: NajuState | None, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         """y, the state after it, and h; without a state before, every row is a sequence that begins."""

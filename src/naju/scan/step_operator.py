@@ -48,6 +48,16 @@ class StepInputs(NamedTuple):
         tails = uz.new_empty(self.u_tail.shape), uz.new_empty(self.h_tail.shape)
         return uz.new_empty(x.shape[:2]), x.new_empty(x.shape), *tails
 
+    def misfit(self) -> str | None:
+        """The reason against every kernel: they read by address, which no other size may have."""
+        (batch, d, n), kept = self.x.shape, self.u_tail.shape[1]
+        fits = self.uz.shape == (batch, 2 * d) and self.W_BC.shape == (2 * n, d) and self.D.shape == (d,)
+        fits = fits and self.u_tail.shape == self.h_tail.shape == (batch, kept, d)
+        fits = fits and all(weight.shape == (d, d) for weight in self.gate_weights)
+        fits = fits and all(taps.shape == (d, kept + 1) for taps in (self.conv_taps, *self.gate_taps))
+        fits = fits and all(bias.shape == (d,) for bias in (self.conv_bias, *self.gate_biases))
+        return None if fits else "its parts do not have the sizes that go with the state"
+
     def needs_gradient(self) -> str | None:
         """The reason against every kernel: none of them has a backward."""
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors()):

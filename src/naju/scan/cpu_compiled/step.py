@@ -6,6 +6,7 @@ It has no backward, and exported or compiled programs do without it: their step 
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 
 from naju.scan.cpu_compiled.native import StepProblem, call, missing_here
 from naju.scan.dispatch import other_transform
@@ -44,8 +45,10 @@ def cpu_step_refuses(inputs: StepInputs) -> str | None:
     tensors = inputs.tensors()
     if any(tensor.device.type != "cpu" or tensor.dtype != torch.float32 for tensor in tensors):
         return "not all of it is float32 on the CPU"
-    if torch.compiler.is_compiling():
+    if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided for tensor in tensors):
+        return "not all of it is plain tensors, and it reads them by their addresses"
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return "a program is being made of this step"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is active and it computes in float32"
-    return missing_here() or inputs.needs_gradient() or other_transform(tensors)
+    return missing_here() or inputs.misfit() or inputs.needs_gradient() or other_transform(tensors)

@@ -168,10 +168,33 @@ _layer_backward.register_autograd(refuse_second_derivative)
 
 def layer(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """y, the final state and h; takes what `_forward` takes but `keep`: only what is differentiated keeps anything."""
+    _check_sizes(*arguments[:11])
     tensors = (argument for argument in arguments if isinstance(argument, Tensor))
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     y, state, h, _ = _layer(*arguments, differentiated)
     return y, state, h
+
+
+def _check_sizes(
+    uz: Tensor,
+    u_tail: Tensor | None,
+    h_tail: Tensor | None,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    weight: Tensor,
+    f_taps: Tensor,
+    i_taps: Tensor,
+    *vectors: Tensor,
+) -> None:
+    """The kernels read by address; tails and state are the caller's to check."""
+    d_inner, taps = uz.shape[2] // 2, conv_weight.shape
+    fits = taps[0] == weight.shape[1] == d_inner and f_taps.shape == i_taps.shape == taps
+    if not fits or any(vector.shape != (d_inner,) for vector in (conv_bias, *vectors)):
+        given = (conv_weight, conv_bias, weight, f_taps, i_taps, *vectors)
+        raise ValueError(
+            f"a layer of {d_inner} channels cannot have convolution, matrices, taps, biases and D of shapes "
+            f"{', '.join(str(tuple(tensor.shape)) for tensor in given)}"
+        )
 
 
 def layer_refuses(uz: Tensor, d_state: int, width: int) -> str | None:

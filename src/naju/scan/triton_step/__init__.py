@@ -166,4 +166,4 @@ def step_refuses(inputs: StepInputs) -> str | None:
         return "a weight has more numbers than it can count"
     if inputs.x.dtype != torch.float32:
         return f"x is {str(inputs.x.dtype).removeprefix('torch.')} and it computes in float32"
-    return inputs.needs_gradient()
+    return inputs.misfit() or inputs.needs_gradient()
