@@ -361,7 +361,7 @@ def test_another_config_in_the_same_folder_is_refused(data, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*arguments, "--lr", "0.5"])
     assert stop.value.code == 2
-    assert "was begun with another lr" in capsys.readouterr().err
+    assert f"was begun with another lr; remove its folder {tmp_path / 'run'}, or" in capsys.readouterr().err
 
 
 def test_validations_are_as_many_as_asked_for_or_fewer(data, tmp_path):

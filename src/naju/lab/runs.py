@@ -48,15 +48,15 @@ class RunFolder:
         if found is None and (self.path / CONFIG).exists():
             raise ValueError(
                 f"run {self.name} has an unreadable {CONFIG}, so that nobody knows what its checkpoints are of; remove "
-                "it with `naju runs rm` or use another runs folder"
+                f"its folder {self.path}, or use another"
             )
         if found is None:
             write_json(self.path / CONFIG, dict(config))
         elif found != _as_json(config):
             differs = sorted(key for key in {*found, *config} if found.get(key) != _as_json(config).get(key))
             raise ValueError(
-                f"run {self.name} was begun with another {', '.join(differs)}; remove it with `naju runs rm` "
-                "or use another runs folder"
+                f"run {self.name} was begun with another {', '.join(differs)}; remove its folder {self.path}, "
+                "or use another"
             )
 
     def config(self) -> dict[str, Any]:
