@@ -184,6 +184,23 @@ def test_hooks_see_every_token_that_is_decoded(of_the_mixer):
     assert len(calls) == 5
 
 
+@pytest.mark.parametrize("of_the_mixer", [False, True])
+def test_a_forward_in_place_of_another_sees_every_token_that_is_decoded(of_the_mixer):
+    """accelerate's hooks, by which a model lies on several devices, are such."""
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    class Counting(ModelHook):
+        def pre_forward(self, module, *inputs, **options):
+            calls.append(1)
+            return inputs, options
+
+    model, calls = wrapped_model(), []
+    block = model.model.backbone.blocks[0]
+    add_hook_to_module(block.mixer if of_the_mixer else block, Counting())
+    model.generate(sentences(1, 4), max_new_tokens=5, do_sample=False)
+    assert len(calls) == 5
+
+
 def test_a_prompt_is_read_in_pieces_where_that_is_asked_for():
     model, prompt = wrapped_model(), sentences(1, 8)
     options = {"max_new_tokens": 3, "do_sample": False}

@@ -19,6 +19,7 @@ from transformers.utils.generic import can_return_tuple
 
 from naju.hf.cache import NajuCache
 from naju.hf.configuration_naju import NajuConfig
+from naju.layers.only_a_matrix import is_watched
 from naju.models import Backbone, Classifier, LanguageModel, ModelState
 from naju.models.block import Block
 from naju.models.pooling import pooled
@@ -123,10 +124,10 @@ class NajuModel(NajuPreTrainedModel):
         return self.backbone(tokens, state, mask, cu_seqlens)  # type: ignore[no-any-return]
 
     def _is_watched(self) -> bool:
-        """Whether somebody has hooks on the backbone, a block or a mixer."""
+        """Whether somebody has to see every call of the backbone, a block or a mixer."""
         blocks = self.backbone.blocks
         modules = (self.backbone, *blocks, *(block.mixer for block in blocks))
-        return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+        return any(map(is_watched, modules))
 
     def _check_weights(self, tokens: Tensor) -> None:
         """Layers here read the weights of their parts, which offloading brings only to a module that is called."""
