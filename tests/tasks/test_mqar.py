@@ -51,13 +51,15 @@ def test_keys_and_values_come_from_their_halves_without_repetition():
 def test_rewriting_binds_keys_again_to_other_values_and_asks_for_each_once():
     task, (tokens, _, _) = batch(count=300, length=64, n_pairs=16, n_keys=8)
     assert task.n_questions == 8
-    places = Counter()
+    places, bound_early = Counter(), set()
     for row in tokens.tolist():
         bound = Counter(row[0:32:2])
+        bound_early.add(len(set(row[0:16:2])))
         assert len(bound) == 8
         assert len(set(row[1:32:2])) == 16  # a stale value is never right
         places.update(place for place in range(16) if row[2 * place] in row[2 * place + 2 : 32 : 2])
     assert set(places) == set(range(15))  # any pair but the last may be overwritten later
+    assert min(bound_early) < 8  # in any order: not every key once before the first is bound again
 
 
 def test_filler_is_any_token_or_zero():
@@ -66,6 +68,8 @@ def test_filler_is_any_token_or_zero():
     assert filler.min() < 40
     assert filler.max() > 8150
     assert abs(filler.double().mean() - 4095.5) < 40  # the deviation of this mean is 7.5
+    _, (tokens, targets, _) = batch(length=256, n_pairs=2, n_symbols=8)
+    assert tokens[:, 4:][targets[:, 4:] == IGNORE].unique().tolist() == list(range(8))
     _, (tokens, targets, _) = batch(length=256, n_pairs=4, random_filler=False)
     assert not tokens[:, 8:][targets[:, 8:] == IGNORE].any()
 
@@ -91,9 +95,11 @@ def test_subsets_are_uniform_in_members_and_order():
 
 
 def test_the_canonical_segments():
-    assert sum(segment.examples for segment in TRAINING) == 180_000
     assert sum(-(-segment.examples // 256) for segment in TRAINING) == 707
-    assert [segment[:2] for segment in TEST][-1] == (1024, 256)
+    assert TRAINING[0] == (64, 4, 100_000)
+    assert TRAINING[1:] == ((128, 8, 20_000), (256, 16, 20_000), (256, 32, 20_000), (256, 64, 20_000))
+    tested = [(64, 4), (64, 8), (64, 16), (128, 32), (256, 64), (512, 128), (1024, 256)]
+    assert list(TEST) == [(*segment, 1000) for segment in tested]
     for length, n_pairs, _ in (*TRAINING, *TEST):
         task, drawn = batch(count=2, length=length, n_pairs=n_pairs)
         assert task.groups[int(drawn.group[0])] == f"{n_pairs} pairs"

@@ -1,9 +1,12 @@
 """What the tasks ask, checked by a solver that reads the token names like a person would."""
 
+from collections import Counter
+
 import pytest
 import torch
 
 from naju.tasks import build_task
+from naju.tasks.events import below, scattered_starts
 
 SETTINGS = [
     ("T1", {}, 128),
@@ -111,14 +114,18 @@ def test_t2_keeps_its_number_of_facts_at_every_length():
 
 def test_t3_fills_the_sequence_and_marks_the_first_and_the_last_update():
     task, batch = draw("T3", {}, 131)
+    distracting = Counter()
     for tokens in batch.tokens:
         words = task.describe(tokens)
-        events = [event for _, event in events_of(words)]
-        assert len(events) == 127 // 5
+        found = events_of(words)
+        events = [event for _, event in found]
+        assert [start for start, _ in found] == list(range(2, 127, 5))  # up to the query; what is left over comes first
         marks = [event[0] for event in events if event[1] == words[-3]]
         assert marks == ["INIT", *["LATER"] * (len(marks) - 2), "FINAL"]
         assert 3 <= len(marks) <= 6
-        assert {event[0] for event in events if event[1] != words[-3]} <= {"INIT", "LATER"}
+        distracting.update(event[0] for event in events if event[1] != words[-3])
+    assert set(distracting) == {"INIT", "LATER"}
+    assert abs(distracting["INIT"] / distracting.total() - 0.5) < 0.02  # else INIT would betray the target
 
 
 @pytest.mark.parametrize(("growing_from", "expected"), [(None, 8), (64, 25)])
@@ -134,12 +141,18 @@ def test_t4_says_later_everywhere_and_follows_its_length_rule(growing_from, expe
 
 def test_placements_are_uniform():
     """Two events of five tokens in twelve free places: all six placements, equally often."""
-    from naju.tasks.events import scattered_starts
-
     starts = scattered_starts(6000, 2, 12, torch.Generator().manual_seed(0))
     placements, counts = starts.unique(dim=0, return_counts=True)
     assert placements.tolist() == [[0, 5], [0, 6], [0, 7], [1, 6], [1, 7], [2, 7]]
     assert (counts - 1000).abs().max() < 150  # five standard deviations
+
+
+def test_numbers_below_a_bound_are_uniform_each_with_its_own():
+    drawn = below(torch.tensor([1, 2, 5]).expand(6000, -1), torch.Generator().manual_seed(0))
+    for bound, column in zip((1, 2, 5), drawn.unbind(1), strict=True):
+        counts = column.bincount()
+        assert len(counts) == bound
+        assert (counts - 6000 / bound).abs().max() < 5 * (6000 / bound) ** 0.5
 
 
 @pytest.mark.parametrize("name", ["T1", "T2"])

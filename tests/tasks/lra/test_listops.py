@@ -64,6 +64,12 @@ def test_lengths_and_classes_are_distributed_as_by_the_plain_rules(block):
         assert np.abs(shares[0] - shares[1]).max() < limit
 
 
+def test_an_expression_as_long_as_either_limit_does_not_count(monkeypatch):
+    monkeypatch.setattr(listops, "LONGER_THAN", 5)
+    monkeypatch.setattr(listops, "SHORTER_THAN", 10)
+    assert np.unique(listops.block_of(0, 0).lengths).tolist() == [6, 7, 8, 9]
+
+
 def test_the_two_ends_are_the_most_frequent_classes(block):
     counts = np.bincount(block.labels, minlength=10)
     assert counts.min() > 30
