@@ -8,6 +8,7 @@ from model_cases import HYBRID, small_config
 
 from naju import Classifier, LanguageModel, ModelConfig
 from naju.mixers import MIXERS
+from naju.models import TwoTower
 
 SIZES = {"vocab_size": 10, "d_model": 16, "n_layers": 2}
 
@@ -62,10 +63,11 @@ def test_the_embedding_starts_small_where_it_also_makes_the_logits():
         LanguageModel(ModelConfig(**wide)),
         LanguageModel(ModelConfig(**wide, tie_embeddings=False)),
         Classifier(ModelConfig(**wide), 2),
+        TwoTower(ModelConfig(**wide), 2),
         LanguageModel(ModelConfig(**wide, embedding_std=0.3)),
     ]
     measured = [model.backbone.embedding.weight.std().item() for model in stds]
-    assert measured == pytest.approx([0.02, 1.0, 1.0, 0.3], rel=0.02)
+    assert measured == pytest.approx([0.02, 1.0, 1.0, 1.0, 0.3], rel=0.02)
 
 
 def test_a_language_model_has_one_direction():

@@ -54,13 +54,23 @@ def test_groups_say_where_a_reader_fails():
 
 def test_it_leaves_the_model_as_it_was_and_builds_no_graph():
     model = Reader()
-    graphs = []
+    graphs, modes = [], []
     model.register_forward_hook(lambda *_: graphs.append(torch.is_grad_enabled()))
+    model.register_forward_hook(lambda *_: modes.append(model.training))
     for mode in (True, False):
         model.train(mode)
         accuracy(model)
         assert model.training is mode
     assert not any(graphs)
+    assert not any(modes)  # nothing is dropped out while it answers
+
+
+@pytest.mark.parametrize(("bf16", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
+def test_products_are_rounded_where_that_is_asked_for(bf16, dtype):
+    model, seen = nn.Sequential(nn.Embedding(TASK.vocab_size, 4), nn.Flatten(), nn.Linear(4 * LENGTH, 4)), []
+    model.register_forward_hook(lambda _, inputs, logits: seen.append(logits.dtype))
+    accuracy(model, bf16=bf16)
+    assert set(seen) == {dtype}
 
 
 def test_the_same_generator_gives_the_same_answer():

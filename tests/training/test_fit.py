@@ -10,6 +10,7 @@ from torch import nn
 from naju.training import FixedSet, Journal, Learner, Reporter, Rhythm, StoppedError, fit, loop
 from naju.training.checkpoint import BEFORE, NEWEST, Checkpoints, read_checkpoint
 from naju.training.metrics import METRICS, read_metrics
+from naju.training.schedule import cosine_with_warmup
 
 CPU = torch.device("cpu")
 SETTINGS = {"steps": 20, "sequences": 120}  # seven steps an epoch: the last one is cut short
@@ -58,8 +59,44 @@ def test_it_learns_and_says_so(tmp_path, whole):
     rows = read_metrics(tmp_path / "whole")
     assert [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 20]
     assert [row["step"] for row in rows if row["validation_accuracy"] is not None] == [6, 12, 18, 20]
+    assert [row["lr"] for row in rows] == [1e-2 * cosine_with_warmup(row["step"] - 1, 20, 0.05) for row in rows]
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.1
     assert all(0 <= row["train_accuracy"] <= 1 for row in rows)
+
+
+def test_every_validation_is_a_line_whatever_the_rhythm_of_lines():
+    rhythm = Rhythm(log_every=4, validate_every=6)
+    assert [step for step in range(1, 14) if rhythm.logs(step, 13)] == [4, 6, 8, 12, 13]
+    assert [step for step in range(1, 14) if rhythm.validates(step, 13)] == [6, 12, 13]
+
+
+def test_a_line_has_the_means_of_its_window(tmp_path):
+    """At a rate of almost nothing, and with an epoch a line, they are those of the whole set."""
+    settings = config(steps=4, sequences=32, lr=1e-30)
+    learner, data = Learner(model(), settings), FixedSet(TokenBeforeLast(), settings, CPU)
+    with torch.no_grad():
+        logits = learner.model(data.tokens)
+    with Journal(tmp_path, learner) as journal:
+        fit(learner, data, journal, Rhythm(log_every=2, validate_every=4), lambda: 0.0)
+        assert [row["step"] for row in journal.rows] == [2, 4]
+        for row in journal.rows:
+            assert row["loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, data.targets)))
+            assert row["train_accuracy"] == float((logits.argmax(-1) == data.targets).double().mean())
+
+
+def test_the_end_is_saved_however_lately_something_was(tmp_path):
+    """What comes after it, an examination, may take long and be stopped."""
+    go(tmp_path / "run", SELDOM)
+    assert read_checkpoint(tmp_path / "run" / NEWEST).facts["step"] == 20
+
+
+def test_a_model_that_was_only_read_before_learns_in_training_mode(tmp_path):
+    settings, modes = config(steps=2, sequences=32), []
+    learner = Learner(model().eval(), settings)
+    learner.model.register_forward_hook(lambda *_: modes.append(learner.model.training))
+    with Journal(tmp_path, learner) as journal:
+        fit(learner, FixedSet(TokenBeforeLast(), settings, CPU), journal, SELDOM, lambda: 0.0)
+    assert modes == [True, True]
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 7, 12, 19])

@@ -105,6 +105,18 @@ def test_the_first_loss_that_was_not_finite_is_named_later():
         learner.window()
 
 
+def test_restored_to_before_what_was_not_finite_it_learns_again():
+    learner, batch = Learner(model(), config(steps=5)), batches(1)[0]
+    saved = {name: tensor.clone() for name, tensor in learner.tensors().items()}
+    nn.init.constant_(learner.model.head.bias, float("nan"))
+    learner.learn(*batch)
+    learner.restore(saved)
+    before = parameters(learner.model)
+    learner.learn(*batch)
+    learner.check_finite()
+    assert not torch.equal(parameters(learner.model), before)
+
+
 class NoLooking(TorchDispatchMode):
     """Refuses to hand a tensor's value to Python, which on a GPU would wait for the device."""
 
@@ -128,6 +140,7 @@ def test_under_bf16_products_are_rounded_and_weights_are_not():
     module = model()
     module.head.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
     learner = Learner(module, config(bf16=True))
-    learner.learn(*batches(1)[0])
+    loss = learner.learn(*batches(1)[0])
     assert seen == [torch.bfloat16]
+    assert loss.dtype == torch.float32
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}

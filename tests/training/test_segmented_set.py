@@ -1,6 +1,7 @@
 """A set of several segments: what is in its batches, and that training on it can be resumed and can end early."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -48,6 +49,16 @@ def test_an_epoch_holds_every_sequence_in_full_batches_of_one_segment():
         own = {tuple(row) for row in data.parts[kind][0].tolist()}
         assert {tuple(row) for row in tokens.tolist()} == own
         assert len(own) == part.sequences
+        shown = Counter(tuple(row) for row in tokens.tolist())
+        first = [tuple(row) for row in data.parts[kind][0][: 12 - part.sequences].tolist()]
+        assert {row for row, times in shown.items() if times == 2} == set(first)  # they fill the last batch up
+
+
+def test_segments_of_one_task_have_pairs_of_their_own():
+    task = PARTS[1].task
+    data = SegmentedSet([Part(task, 20, 40), Part(task, 30, 40)], 4, 1, CPU)
+    one, other = (tokens[:, : 2 * task.n_pairs] for tokens, _, _ in data.parts)
+    assert (one == other).all(1).sum() < 3  # by chance at most
 
 
 def test_every_epoch_is_the_same_and_another_seed_another_set():
@@ -55,6 +66,8 @@ def test_every_epoch_is_the_same_and_another_seed_another_set():
     assert all(torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True))
     other = segmented(seed=2)
     assert not torch.equal(other.parts[0][0], segmented().parts[0][0])
+    orders = {tuple(segmented(seed).kind(step) for step in range(1, 7)) for seed in range(8)}
+    assert len(orders) > 3
 
 
 def test_the_loss_is_the_mean_over_all_questions_and_the_accuracy_that_of_sequences():

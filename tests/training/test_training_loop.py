@@ -7,7 +7,7 @@ import torch
 from tiny import TokenBeforeLast, config, model, parameters
 from torch import nn
 
-from naju.training import seeded_generator, train
+from naju.training import TrainConfig, seeded_generator, train
 from naju.training.schedule import cosine_with_warmup
 
 
@@ -78,6 +78,12 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_step():
         train(module, TokenBeforeLast(), config(), poison)
 
 
+def test_the_defaults_are_the_papers_shared_protocol():
+    shared = TrainConfig(steps=1)
+    assert (shared.length, shared.batch_size, shared.lr, shared.weight_decay) == (512, 32, 3e-4, 1e-4)
+    assert (shared.warmup_ratio, shared.clip) == (0.05, 1.0)
+
+
 def test_the_schedule_climbs_then_falls_to_almost_nothing():
     factors = [cosine_with_warmup(step, 200, 0.05) for step in range(200)]
     assert factors[:10] == pytest.approx([k / 10 for k in range(1, 11)])
@@ -85,6 +91,7 @@ def test_the_schedule_climbs_then_falls_to_almost_nothing():
     assert all(a > b for a, b in pairwise(factors[10:]))
     assert factors[105] == pytest.approx(0.5)
     assert 0 < factors[-1] < 1e-3
+    assert [cosine_with_warmup(step, 30, 0.05) for step in range(3)] == [0.5, 1.0, 1.0]  # a step and a half are two
     assert cosine_with_warmup(0, 1, 0.0) == cosine_with_warmup(0, 1, 1.0) == 1.0
 
 
