@@ -13,12 +13,14 @@ import pytest
 import torch
 from tiny_runs import tiny_run
 
+from naju.lab import diagnostic_run
 from naju.lab.diagnostic_run import load_run_model, run_diagnostic
 from naju.lab.diagnostics import tables
 from naju.lab.lock import BusyError, RunLock
 from naju.lab.report import write_report
 from naju.lab.runs import RunFolder
-from naju.training import Reporter, StoppedError, evaluate, seeded_generator
+from naju.training import Reporter, Rhythm, StoppedError, evaluate, seeded_generator
+from naju.training.seeding import derived_seed
 
 SILENT = Reporter()
 
@@ -60,6 +62,7 @@ def test_the_saved_model_has_the_accuracies_of_the_result(tmp_path):
     run = replace(tiny_run(), model=replace(tiny_run().model, head="hidden"), variant="hidden-head")
     folder, result = finished(tmp_path, run)
     model, task = load_run_model(folder.path)
+    assert not model.training
     for length in (64, 128):
         generator = seeded_generator(1, f"test data of length {length}")
         measured = evaluate(model, task, count=50, length=length, generator=generator, batch_size=2**17 // length)
@@ -71,8 +74,65 @@ def test_the_saved_model_has_the_accuracies_of_the_result(tmp_path):
     assert wrong.overall != result["accuracy"]["64"]["all"]
 
 
+def test_what_a_run_is_validated_and_examined_on(tmp_path, monkeypatch):
+    """Every purpose draws from a stream of its own, none of them that of the training data."""
+    asked = []
+
+    def evaluated(model, task, **options):
+        asked.append((task, options))
+        return evaluate(model, task, **options)
+
+    monkeypatch.setattr(diagnostic_run, "evaluate", evaluated)
+    run = tiny_run()
+    lengths = replace(run.examination, test_lengths=(48, 64, 128))  # one is shorter than what was learned
+    finished(tmp_path, replace(run, examination=lengths, training=replace(run.training, bf16=True)))
+    validations, (near, far, growing) = asked[:-3], asked[-3:]
+    seeds = [options["generator"].initial_seed() for _, options in (validations[0], near, far, growing)]
+    purposes = [f"{kind}test data of length {length}" for kind, length in (("", 64), ("", 128), ("growing ", 128))]
+    assert seeds == [derived_seed(1, purpose) for purpose in ("validation data", *purposes)]
+    assert len({*seeds, derived_seed(1, "training data")}) == 5
+    for task, options in validations:
+        assert (task.growing_from, options["length"], options["count"]) == (None, 64, 30)
+    assert [(task.growing_from, options["length"]) for task, options in (near, far, growing)] == [
+        (None, 64),
+        (None, 128),
+        (64, 128),
+    ]
+    assert {options["count"] for _, options in (near, far, growing)} == {50}
+    for _, options in asked:
+        assert (options["batch_size"], options["bf16"]) == (2**17 // options["length"], True)
+
+
+def row(step, train_accuracy, validation=None):
+    return {"step": step, "loss": 1 / step, "train_accuracy": train_accuracy, "validation_accuracy": validation}
+
+
+def test_what_was_learned_is_told_by_the_last_epoch_the_best_validation_and_the_last():
+    rows = [row(4, 0.1, 0.2), row(8, 0.3), row(10, 0.5, 0.9), row(14, 0.6), row(15, 0.8, 0.7)]
+    told = diagnostic_run.learned(rows, epoch_steps=7)
+    assert (told["best_validation"], told["final_validation"]) == (0.9, 0.7)
+    assert told["train_accuracy"] == pytest.approx((2 * 0.5 + 4 * 0.6 + 1 * 0.8) / 7)  # steps 9 to 15
+    assert told["curve"] == [[row["step"], row["loss"], row["validation_accuracy"]] for row in rows]
+
+
+@pytest.mark.parametrize("validated_every", [2, 100])
+def test_a_thinned_curve_ends_where_the_run_does(validated_every):
+    rows = [row(step, 0.5, 0.5 if step % validated_every == 0 or step == 451 else None) for step in range(1, 452)]
+    steps = [point[0] for point in diagnostic_run.learned(rows, epoch_steps=10)["curve"]]
+    assert steps[-1] == 451
+    assert len(steps) <= 200
+    if validated_every == 100:
+        assert {100, 200, 300, 400} <= set(steps)
+
+
+def test_a_run_speaks_four_times_an_epoch_and_validates_every_other_time():
+    training = replace(tiny_run().training, sequences=400, batch_size=10)
+    assert diagnostic_run.rhythm(training) == Rhythm(log_every=10, validate_every=20)
+    assert diagnostic_run.rhythm(tiny_run().training) == Rhythm(log_every=1, validate_every=2)
+
+
 def test_a_model_whose_positions_end_is_examined_as_far_as_they_go(tmp_path):
-    settings = replace(tiny_run().model, mixer="transformer", mixer_options={"n_heads": 2, "max_length": 100})
+    settings = replace(tiny_run().model, mixer="transformer", mixer_options={"n_heads": 2, "max_length": 64})
     _, result = finished(tmp_path, replace(tiny_run(), model=settings))
     assert list(result["accuracy"]) == ["64"]
     assert result["growing"] == {}
@@ -107,8 +167,6 @@ def test_the_same_seed_gives_the_same_metrics_and_another_one_others(tmp_path):
 
 
 def test_two_mixers_learn_from_the_same_sequences(tmp_path, monkeypatch):
-    from naju.lab import diagnostic_run
-
     seen = []
     real = diagnostic_run.FixedSet
     monkeypatch.setattr(diagnostic_run, "FixedSet", lambda *given: seen.append(real(*given)) or seen[-1])
@@ -164,6 +222,20 @@ def test_a_run_whose_lock_was_taken_over_writes_nothing_more(tmp_path):
     assert not (folder.path / "checkpoint.safetensors").exists()
     assert folder.result() is None
     assert (folder.path / "lock.json").exists()  # theirs
+
+
+def test_a_run_whose_lock_was_taken_over_while_it_is_examined_leaves_no_result(tmp_path):
+    run, steps = tiny_run(), []
+    folder = RunFolder(tmp_path / run.name)
+
+    def lose():
+        if 12 in steps:
+            (folder.path / "lock.json").write_text(json.dumps({"host": "elsewhere", "pid": 1, "token": "theirs"}))
+        return False
+
+    with pytest.raises(Exception, match="was taken over by process 1 on elsewhere"):
+        run_diagnostic(run, folder, Reporter(progress=lambda step, _: steps.append(step), stop=lose))
+    assert folder.result() is None
 
 
 KILLED = """
