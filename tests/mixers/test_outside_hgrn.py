@@ -33,7 +33,7 @@ def by_fla(mixer, u, x, recurrence):
     i, f, z = mixer.project_in(u).chunk(3, dim=-1)
     f = mixer.lower_bound + (1 - mixer.lower_bound) * torch.sigmoid(f)
     y, x = recurrence(F.silu(i) * (1 - f), f.log(), initial_state=x, output_final_state=True)
-    return mixer.project_out(mixer.norm(y) * F.silu(z)), x
+    return mixer.project_out(F.rms_norm(y, y.shape[-1:], mixer.norm.weight, eps=1e-5) * F.silu(z)), x
 
 
 @pytest.mark.parametrize("lower_bound", [0.0, 0.3, 0.9])

@@ -62,6 +62,8 @@ def test_the_layer_starts_as_theirs_does():
     for dt in steps:
         assert 0.99e-3 < dt.min() < 1.2e-3
         assert 0.9e-1 < dt.max() < 1.01e-1
+    assert steps[0].max() > 0.97e-1  # with the bias that softplus undoes, not about it
+    assert 0.9 * 16**-0.5 < ours.project_dt.weight.abs().max() <= 16**-0.5
     assert steps[0].log().mean().item() == pytest.approx(steps[1].log().mean().item(), abs=0.3)
 
 

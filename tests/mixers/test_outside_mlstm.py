@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from outside import assert_same_function
+from torch.nn import functional as F
 
+from memories import unsettle
 from naju.layers.layout import Layout
 from naju.mixers import build_mixer
 from naju.mixers.mlstm import BlockLinear, mlstm_cell
@@ -58,6 +60,22 @@ def test_a_block_linear_map_is_a_block_diagonal_matrix():
     u = torch.randn(2, 5, 12, dtype=torch.float64)
     assert torch.equal(layer.matrix(), torch.block_diag(*layer.weight))
     assert relative_rms(layer(u).detach(), (u @ layer.matrix()).detach()) <= 1e-15
+
+
+def test_the_layer_around_the_cell_is_its_definition():
+    mixer = build_mixer("mlstm", 16, n_heads=2).double()
+    unsettle(mixer)
+    u = torch.randn(BATCH, 20, 16, dtype=torch.float64, requires_grad=True)
+    u_tilde, z = mixer.project_in(u).chunk(2, dim=-1)
+    padded = F.pad(u_tilde.transpose(1, 2), (3, 0))
+    h = F.silu(F.conv1d(padded, mixer.conv.weight.unsqueeze(1), mixer.conv.bias, groups=32)).transpose(1, 2)
+    qkv = [h @ mixer.project_q.matrix(), h @ mixer.project_k.matrix(), u_tilde @ mixer.project_v.matrix()]
+    f_logit, i_logit = (mixer.gates(torch.cat(qkv, dim=-1)) + mixer.gate_bias).chunk(2, dim=-1)
+    heads, empty = [part.unflatten(-1, (2, 16)) for part in qkv], mixer.init_state(BATCH)
+    o, *_ = mlstm_cell(*heads, f_logit, i_logit, empty.C, empty.n, empty.m, Layout(BATCH))
+    normed = [F.layer_norm(o[..., head, :], (16,), mixer.norm.weight[head]) for head in range(2)]
+    want = mixer.project_out((torch.cat(normed, dim=-1) + mixer.skip * h) * F.silu(z))
+    assert_same_function([mixer(u)[0]], [want], [u, *mixer.parameters()])
 
 
 def test_the_layer_starts_holding_whatever_the_input_is():

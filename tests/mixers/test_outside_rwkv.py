@@ -68,6 +68,7 @@ def test_a_layer_starts_as_rwkvs_first():
     ramp = torch.arange(128) / 128
     for row, power in enumerate((0.5, 1.0, 1.0, 1.0, 0.5)):
         assert torch.equal(mixer.shift.mix[row], 1 - ramp**power)
+    assert not mixer.shift.reduce.weight.any()
     assert not mixer.decay(torch.randn(3, 7, 128)).any()
     assert 0 < mixer.decay[2].weight.abs().max() <= 0.01
     assert torch.allclose(mixer.decay_bias[[0, 21, 63]], torch.tensor([-6.0, -6 + 5 * (1 / 3) ** 0.7, -1.0]))
