@@ -89,9 +89,13 @@ def test_the_quick_sweep_is_small_and_apart(sweep):
     run.model.build(run.build_task(), 1)
 
 
-def result(task, seed, near, far, variant="f_bias6", best=0.95, lengths=("512", "2048")):
+def test_a_gates_rank_shrinks_with_the_quick_width():
+    assert {cell.variant for cell in cells(GateRank, quick=True)} == {"quick", "quick-gate_rank16", "quick-gate_rank8"}
+
+
+def result(task, seed, near, far, variant="f_bias6", best=0.95, lengths=("512", "2048"), mixer="naju"):
     accuracy = dict(zip(lengths, ({"all": near}, {"all": far}), strict=True))
-    facts = {"experiment": "diagnostics", "mixer": "naju", "task": task, "variant": variant, "seed": seed}
+    facts = {"experiment": "diagnostics", "mixer": mixer, "task": task, "variant": variant, "seed": seed}
     return {**facts, "best_validation": best, "accuracy": accuracy}
 
 
@@ -111,6 +115,12 @@ def test_a_table_has_the_results_numbers_and_the_papers():
     assert f"{fmean(far):.3f}±{stdev(far):.3f} (0.100)  1/3" in line
     assert "0.60±0.27 (0.15)  3/5" in line
     assert told_sweep(BiasI, results) == "no results yet"
+
+
+def test_two_mixers_of_one_size_have_rows_of_their_own():
+    (table,) = sweep_tables(MambaFactorial, [result("T4", 1, 0.8, 0.7, variant="d128-n32", mixer="mamba")])
+    filled = {row.setting.label: row.seeds for row in table.rows if row.seeds}
+    assert filled == {"mamba d128 N32": 1}
 
 
 def test_quick_results_have_a_table_without_the_paper():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from naju.lab import mqar_run
 from naju.lab.comparison import Comparison
 from naju.lab.mqar import FULL, PAPER, RATES, Mqar, recall_tables, told_mqar
 from naju.lab.mqar_run import Recaller, run_mqar, slice_name
@@ -13,7 +14,8 @@ from naju.lab.paper import MeanStd
 from naju.lab.runs import RunFolder
 from naju.models import LanguageModel, ModelConfig
 from naju.tasks.mqar import TEST, TRAINING, Segment
-from naju.training import Reporter, StoppedError
+from naju.training import Reporter, StoppedError, evaluate, fit
+from naju.training.seeding import derived_seed
 
 CPU = GridOptions(device="cpu")
 SILENT = Reporter()
@@ -27,7 +29,7 @@ def tiny(rate=1e-2, seed=1, **changes):
     """Twelve steps, four epochs."""
     (run,) = cells(quick=True, mixers=("naju",), rates=(rate,), seeds=(str(seed),))
     data = replace(
-        run.data, training=(Segment(16, 2, 8), Segment(32, 4, 16)), test=(Segment(16, 2, 9), Segment(32, 4, 9))
+        run.data, training=(Segment(16, 2, 8), Segment(32, 4, 16)), test=(Segment(16, 2, 9), Segment(32, 4, 6))
     )
     model = replace(run.model, d_model=8, mixer_options={"d_state": 4})
     return replace(run, data=data, model=model, training=replace(run.training, batch_size=8, steps=12), **changes)
@@ -47,7 +49,9 @@ def test_the_protocol():
         assert run.model.n_layers == 2
         assert run.data.random_filler
         assert not run.data.rewriting
+    assert RATES == (1e-3, 3.16e-3, 1e-2, 3.16e-2)
     first = cells()[0]
+    assert first.to_json()["enough"] == 0.99
     assert [first.factor(step) for step in (0, 706)] == [1.0, 1.0]
     assert first.factor(16 * 707) == pytest.approx(0.5)
     assert 0 < first.factor(31 * 707) == first.factor(32 * 707 - 1) < 0.01
@@ -75,6 +79,7 @@ def test_what_departs_from_the_protocol_shows_in_the_name():
     assert run.steps == 8 * 707
     assert run.data.task(TEST[-1]).n_questions == 128
     assert not run.data.task(TEST[-1]).random_filler
+    assert run.data.task(Segment(64, 5, 1)).n_questions == 3
 
 
 @pytest.mark.parametrize(
@@ -93,6 +98,10 @@ def test_what_departs_from_the_protocol_shows_in_the_name():
 def test_a_choice_that_the_table_does_not_have_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         cells(**options)
+
+
+def test_a_choice_of_states_leaves_models_that_have_none():
+    assert {run.model.mixer for run in cells(states=(64,))} >= {"attention", "naju"}
 
 
 def test_widths_that_the_paper_leaves_out_can_be_asked_for():
@@ -132,10 +141,35 @@ def test_a_run_and_its_result(tmp_path):
     assert folder.config() == result["config"]
     assert list(result["accuracy"]) == ["all", "2 pairs in 16", "4 pairs in 32"]
     shares = [cell["all"] for cell in result["accuracy"].values()]
-    assert shares[0] == pytest.approx((shares[1] + shares[2]) / 2)
+    assert shares[0] == pytest.approx((9 * shares[1] + 6 * shares[2]) / 15)
     assert result["steps"] == 12 == folder.metrics()[-1]["step"]
     assert [row["step"] for row in folder.metrics() if row["validation_accuracy"] is not None] == [3, 6, 9, 12]
     assert run_mqar(run, folder, Reporter(begin=lambda step: pytest.fail("trained"))) == result
+
+
+def test_a_run_learns_at_the_sweeps_rates_and_is_examined_on_data_of_its_own(tmp_path, monkeypatch):
+    fits, asked = [], []
+
+    def fitted(*given):
+        fits.append(given)
+        return fit(*given)
+
+    def evaluated(model, task, **options):
+        asked.append(options)
+        return replace(evaluate(model, task, **options), overall=options["length"] / 64)
+
+    monkeypatch.setattr(mqar_run, "fit", fitted)
+    monkeypatch.setattr(mqar_run, "evaluate", evaluated)
+    run, folder = tiny(), RunFolder(tmp_path / "run")
+    result = run_mqar(run, folder, SILENT)
+    assert result["accuracy"]["all"]["all"] == pytest.approx((9 * 0.25 + 6 * 0.5) / 15)  # every example counts alike
+    assert [row["lr"] for row in folder.metrics()] == [1e-2 * run.factor(step) for step in range(12)]
+    assert fits[0][-1] == 0.99  # a validation above this is enough
+    purposes = [f"{kind} data of {slice_name(segment)}" for kind in ("validation", "test") for segment in run.data.test]
+    seeds = [options["generator"].initial_seed() for options in asked]
+    assert seeds == [derived_seed(1, purpose) for purpose in (*4 * purposes[:2], *purposes[2:])]
+    assert [options["count"] for options in asked[-2:]] == [9, 6]
+    assert [options["batch_size"] for options in asked[-2:]] == [2**17 // 16, 2**17 // 32]
 
 
 def test_stopped_and_resumed_it_ends_with_the_same_metrics(tmp_path):
@@ -159,8 +193,8 @@ def test_a_rate_that_diverges_is_a_result(tmp_path, monkeypatch):
     assert "diverged" in told_mqar([result])
 
 
-def written(rate, seed, validation, test, hardest, width=512, **changes):
-    choice = {"mixers": ("naju",), "widths": (width,), "states": (64,), "reparam": "without", "rates": (rate,)}
+def written(rate, seed, validation, test, hardest, width=512, reparam="without", **changes):
+    choice = {"mixers": ("naju",), "widths": (width,), "states": (64,), "reparam": reparam, "rates": (rate,)}
     (run,) = cells(**choice, seeds=(str(seed),), **changes)
     slices = {slice_name(segment): {"all": test} for segment in TEST}
     accuracy = {"all": {"all": test}, **slices, "256 pairs in 1024": {"all": hardest}}
@@ -197,6 +231,15 @@ def test_the_best_rate_is_chosen_by_validation_and_never_by_the_test():
     assert "0.887" in told
 
 
+def test_reparameterised_gates_have_a_row_of_their_own():
+    results = [written(1e-3, 1, 0.8, 0.8, 0.5), written(1e-3, 1, 0.8, 0.9, 0.5, reparam="with")]
+    (table,) = recall_tables(results)
+    assert [(row.contender.label, row.overall.values) for row in table.rows] == [
+        ("naju N64", (0.8,)),
+        ("naju N64 reparam", (0.9,)),
+    ]
+
+
 def test_a_seed_that_diverged_is_told():
     lost = written(1e-3, 3, 0.0, 0.0, 0.0) | {"diverged": "the loss is nan"}
     (table,) = recall_tables([written(1e-3, 1, 0.8, 0.8, 0.5), lost])
@@ -210,7 +253,11 @@ def test_other_data_and_budgets_have_tables_of_their_own():
     tables = recall_tables(results)
     assert [table.is_papers for table in tables] == [True, False, False]
     for change in ({"bf16": True}, {"filler": "zero"}):
-        assert not recall_tables([written(1e-3, 1, 0.8, 0.6, 0.5, **change)])[0].is_papers
+        changed = written(1e-3, 1, 0.8, 0.6, 0.5, **change)
+        assert [table.is_papers for table in recall_tables([changed, results[0]])] == [True, False]
+    fewer = written(1e-3, 1, 0.8, 0.6, 0.5)
+    fewer["config"] = fewer["config"] | {"sequences": 18_000}
+    assert recall_tables([fewer])[0].departures == ("18,000 sequences instead of 180,000",)
     rewriting = next(table for table in tables if "keys bound twice" in table.title)
     assert rewriting.rows[0].overall.paper is None  # the paper has no such numbers
     assert told_mqar([]) == "no results yet"
