@@ -153,6 +153,31 @@ def test_masks_and_states_of_another_kind_are_refused():
         model(tokens, ModelState(model.init_state(1).layers * 2))
 
 
+def test_a_mask_that_would_be_added_to_scores_is_refused_by_every_model():
+    config, tokens = ModelConfig(7, 8, 1, mixer_options={"d_state": 4}), torch.ones(2, 3, dtype=torch.long)
+    model, mask = LanguageModel(config), torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, -math.inf]])
+    pairs, two_masks = tokens.unsqueeze(0), mask.unsqueeze(0)
+    for read in (
+        lambda: model(tokens, attention_mask=mask),
+        lambda: model.prefill(tokens, mask),
+        lambda: model.generate(tokens, 1, attention_mask=mask),
+        lambda: Classifier(config, 2)(tokens, mask),
+        lambda: Classifier(replace(config, bidirectional=True), 2)(tokens, mask),
+        lambda: TwoTower(config, 2)(pairs, two_masks),
+    ):
+        with pytest.raises(ValueError, match="attention_mask must be 1 at tokens and 0 at padding"):
+            read()
+
+
+def test_a_mask_of_floats_may_have_pieces_without_tokens():
+    """Long inputs are read in pieces, of which one may be padding alone."""
+    model, tokens = small_model(), torch.ones(1, 4200, dtype=torch.long)
+    mask = (torch.arange(4200) > 4150).long().unsqueeze(0)
+    with torch.no_grad():
+        assert torch.equal(model(tokens, attention_mask=mask.float())[0], model(tokens, attention_mask=mask)[0])
+    assert torch.equal(model.prefill(tokens, mask.float())[0], model.prefill(tokens, mask)[0])
+
+
 def test_nan_stays_in_its_row():
     """One damaged sequence of a batch harms no other."""
     mixer, u = NajuMixer(8, d_state=4), torch.randn(2, 5, 8)

@@ -115,6 +115,12 @@ def test_a_mask_of_another_shape_is_refused_even_if_all_of_it_is_real(shape):
         wrapped_model()(sentences(2, 9), attention_mask=torch.ones(shape, dtype=torch.long))
 
 
+@pytest.mark.parametrize("additive", [[[0.0, 0.0, 0.0]], [[-1e9, 0.0, 0.0]], [[-1e9, -1e9, -1e9]]])
+def test_a_mask_that_would_be_added_to_scores_is_refused(additive):
+    with pytest.raises(ValueError, match="attention_mask must be 1 at tokens and 0 at padding"):
+        wrapped_model()(sentences(1, 3), attention_mask=torch.tensor(additive))
+
+
 def test_weights_that_are_elsewhere_are_missed_by_name():
     model = wrapped_model()
     model.model.backbone.blocks[1].to("meta")

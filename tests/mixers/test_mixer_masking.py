@@ -121,6 +121,29 @@ def test_a_mask_may_have_any_of_the_usual_dtypes(name, dtype):
     assert torch.equal(mixer(u, attention_mask=PADDINGS.to(dtype))[0], mixer(u, attention_mask=PADDINGS)[0])
 
 
+@pytest.mark.parametrize(
+    "mask", [(1.0 - PADDINGS) * -1e9, (1.0 - PADDINGS).log(), torch.zeros(PADDINGS.shape), PADDINGS * 0.5]
+)
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_mask_that_would_be_added_to_scores_is_refused(name, mask):
+    """It has 0 where there is a token; read as a mask of ones it would turn everything round."""
+    with pytest.raises(ValueError, match="attention_mask must be 1 at tokens and 0 at padding; of floats"):
+        small_mixer(name)(sequence(*PADDINGS.shape), attention_mask=mask)
+
+
+def test_a_mask_of_floats_is_looked_at_where_values_are_not_at_hand():
+    mixer, u, mask = small_mixer("naju"), sequence(*PADDINGS.shape), PADDINGS.double()
+    want, _ = mixer(u, attention_mask=PADDINGS)
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    assert difference(compiled(u, attention_mask=mask)[0], want) <= EXACT
+    with pytest.raises(RuntimeError, match="attention_mask must be 1 at tokens"):
+        compiled(u, attention_mask=mask.log())
+    row_by_row = torch.vmap(lambda u, mask: mixer(u[None], attention_mask=mask[None])[0][0])
+    assert difference(row_by_row(u, PADDINGS), want) <= EXACT
+    with pytest.raises(TypeError, match="attention_mask must be of booleans or integers under vmap"):
+        row_by_row(u, mask)
+
+
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_mask_that_does_not_fit_is_refused(name):
     mixer = small_mixer(name)

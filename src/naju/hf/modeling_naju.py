@@ -19,6 +19,7 @@ from transformers.utils.generic import can_return_tuple
 
 from naju.hf.cache import NajuCache
 from naju.hf.configuration_naju import NajuConfig
+from naju.layers.layout import real_tokens
 from naju.layers.only_a_matrix import is_watched
 from naju.models import Backbone, Classifier, LanguageModel, ModelState
 from naju.models.block import Block
@@ -298,7 +299,7 @@ def _mask_of(attention_mask: Tensor | None, tokens: Tensor, *, goes_on: bool) ->
     if len(shape) != 2 or shape[0] != batch or shape[1] < length or (shape[1] > length and not goes_on):
         expected = f"{(batch, length)}{', or more for what was read before' * goes_on}"
         raise ValueError(f"attention_mask must have shape {expected}, but has {shape}")
-    mask = attention_mask[:, -length:]
+    mask = real_tokens(attention_mask)[:, -length:]
     return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
 
 

@@ -13,6 +13,11 @@ from torch import Tensor
 
 from naju.scan.dispatch import check_cu_seqlens
 
+ADDITIVE = (
+    "attention_mask must be 1 at tokens and 0 at padding; of floats it must have some 1 and no other number, since one "
+    "that is added to scores has 0 at tokens and large negative numbers at padding: pass `mask == 0` instead of that"
+)
+
 
 class Layout:
     """Every row is one sequence of the full length."""
@@ -117,18 +122,33 @@ def layout_of(u: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tenso
         return PackedLayout(cu_seqlens, length)
     if attention_mask is None:
         return Layout(batch)
-    check_mask(attention_mask, batch, length)
-    return PaddedLayout(attention_mask)
+    return PaddedLayout(checked_mask(attention_mask, batch, length))
 
 
-def check_mask(attention_mask: Tensor | None, batch: int, length: int) -> None:
-    """One that is there must be as long as its text, which whoever cuts both has to ask first."""
-    if attention_mask is None:
-        return
+def checked_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
+    """The mask as booleans, after checking that it is as long as its text: whoever cuts both has to ask first."""
     if not isinstance(attention_mask, Tensor):
         raise TypeError(f"attention_mask must be a tensor, but is a {type(attention_mask).__name__}")
     if tuple(attention_mask.shape) != (batch, length):
         raise ValueError(f"attention_mask must have shape {(batch, length)}, but has {tuple(attention_mask.shape)}")
+    return real_tokens(attention_mask)
+
+
+def real_tokens(attention_mask: Tensor) -> Tensor:
+    """The mask as booleans. One of floats could be meant to be added to scores, where 0 is a token and -inf padding;
+    that one is refused, and so is one of zeros alone, which would say the opposite to its reader and its writer."""
+    if not attention_mask.is_floating_point():
+        return attention_mask.bool()
+    if torch._C._functorch.is_batchedtensor(attention_mask):
+        raise TypeError("attention_mask must be of booleans or integers under vmap, where floats cannot be looked at")
+    real = attention_mask == 1
+    is_clear = ((attention_mask == 0) | real).all() & real.any()
+    recorded = attention_mask.is_cuda and torch.cuda.is_current_stream_capturing()
+    if recorded or torch.compiler.is_compiling() or attention_mask.is_meta:
+        torch._assert_async(is_clear, ADDITIVE)
+    elif not is_clear:
+        raise ValueError(ADDITIVE)
+    return real
 
 
 def _take(u: Tensor, places: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ class Mixer(nn.Module, ABC):
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """A stretch of tokens (b, l, m). `attention_mask` (b, l) is 0 at padding, anywhere in a row; outputs there are
-        0. `cu_seqlens` packs sequences along a batch of 1; states then have one row a sequence."""
+        """A stretch of tokens (b, l, m). `attention_mask` (b, l) is 1 at tokens and 0 at padding, anywhere in a row;
+        outputs there are 0. `cu_seqlens` packs sequences along a batch of 1; states then have one row a sequence."""
 
     @abstractmethod
     def step(self, u: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from naju.layers.layout import check_mask
+from naju.layers.layout import checked_mask
 from naju.mixers.base import Mixer
 from naju.mixers.registry import build_mixer
 from naju.mixers.state import State
@@ -54,8 +54,9 @@ class Backbone(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, ModelState]:
         self.check_tokens(tokens, 2)
+        if attention_mask is not None:
+            attention_mask = checked_mask(attention_mask, *tokens.shape)
         if self._streams and cu_seqlens is None and _only_reading() and tokens.shape[1] > PIECE:
-            check_mask(attention_mask, *tokens.shape)
             return self._read(tokens, state, attention_mask)
         before = [None] * len(self.blocks) if state is None else self._layers_of(state)
         u, after = self._embedded(tokens), []

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from naju.layers.layout import check_mask
+from naju.layers.layout import checked_mask
 from naju.models.backbone import Backbone, ModelState
 from naju.models.config import ModelConfig
 from naju.models.graphs import decoder_for
@@ -56,7 +56,8 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, ModelState]:
         """Read a prompt of any length in chunks; returns logits (b, vocabulary) after each row's last real token."""
         self.backbone.check_tokens(tokens, 2)
-        check_mask(attention_mask, *tokens.shape)
+        if attention_mask is not None:
+            attention_mask = checked_mask(attention_mask, *tokens.shape)
         state = state or self.init_state(tokens.shape[0])
         last = tokens.new_zeros(tokens.shape[0], self.config.d_model, dtype=self.backbone.norm.weight.dtype)
         for start in range(0, tokens.shape[1], PREFILL_CHUNK):
@@ -88,14 +89,15 @@ class LanguageModel(nn.Module):
         context, attention layers of a hybrid excepted.
         """
         self.backbone.check_tokens(tokens, 2)
-        check_mask(attention_mask, *tokens.shape)
+        if attention_mask is not None:
+            attention_mask = checked_mask(attention_mask, *tokens.shape)
         check_sampling(temperature, top_k, top_p)
         check_seed(seed)
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must not be negative, but is {max_new_tokens}")
         if pad_token is not None and not 0 <= pad_token < self.config.vocab_size:
             raise ValueError(f"pad_token must lie in [0, {self.config.vocab_size}), but is {pad_token}")
-        if attention_mask is not None and not attention_mask.bool().any(dim=1).all():
+        if attention_mask is not None and not attention_mask.any(dim=1).all():
             raise ValueError("attention_mask leaves a prompt without any real token; every prompt needs at least one")
         generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
         logits, state = self.prefill(tokens, attention_mask)
@@ -117,6 +119,6 @@ class LanguageModel(nn.Module):
 
 def _last_real(features: Tensor, mask: Tensor, otherwise: Tensor) -> Tensor:
     """Features at each row's last real token; a row without one in this piece keeps what it had."""
-    place = torch.arange(mask.shape[1], device=mask.device).mul(mask.bool()).argmax(1)
+    place = torch.arange(mask.shape[1], device=mask.device).mul(mask).argmax(1)
     found = features[torch.arange(len(features), device=mask.device), place]
-    return torch.where(mask.bool().any(1, keepdim=True), found, otherwise.to(found.dtype))
+    return torch.where(mask.any(1, keepdim=True), found, otherwise.to(found.dtype))
