@@ -74,6 +74,25 @@ def test_like_goes_with_like_in_an_order_of_its_own():
     again = BucketedSet(TASK, texts(3200), batch_size=8, seed=1, device=CPU)
     assert all(torch.equal(one[0], other[0]) for one, other in zip(epoch(again, 0), batches, strict=True))
     assert [tokens.shape[1] for tokens, _ in epoch(again, 1)] != widths
+    other = BucketedSet(TASK, texts(3200), batch_size=8, seed=2, device=CPU)
+    assert [tokens.shape[1] for tokens, _ in epoch(other, 0)] != widths
+
+
+def test_batches_of_few_sequences_come_in_no_order_of_length():
+    widths = [tokens.shape[1] for tokens, _ in epoch(BucketedSet(TASK, texts(), batch_size=8, seed=1, device=CPU), 0)]
+    assert widths != sorted(widths)
+    assert widths != sorted(widths, reverse=True)
+
+
+def test_the_longest_of_many_do_not_always_go_together():
+    task = replace(TASK, length=1024)
+    lengths = range(1, 1025)
+    data = BucketedSet(
+        task, byte_examples([b"x" * n for n in lengths], [0] * 1024, 1024), batch_size=8, seed=1, device=CPU
+    )
+    for number in range(3):
+        longest = max(epoch(data, number), key=lambda batch: int((batch[0] != 0).sum()))[0]
+        assert (longest != 0).sum(1).min() < 1017
 
 
 def test_widths_are_few():
@@ -81,11 +100,18 @@ def test_widths_are_few():
     assert bucket_widths(TASK, byte_examples([b"x" * 60, b""], [0, 1], 100)) == [25, 75]
     assert bucket_widths(replace(TASK, length=10), byte_examples([b"x" * 10], [0], 10)) == [10]
     assert bucket_widths(LRA["image"], texts()) == [1024]
+    assert bucket_widths(replace(TASK, length=10), byte_examples([b"x" * n for n in range(11)], range(11), 10)) == [
+        3,
+        6,
+        9,
+        10,
+    ]
 
 
 def test_too_few_examples_are_refused():
     with pytest.raises(ValueError, match="examples must fill a batch of 8, but are 5"):
         BucketedSet(TASK, texts(5), batch_size=8, seed=1, device=CPU)
+    assert BucketedSet(TASK, texts(8), batch_size=8, seed=1, device=CPU).epoch_steps == 1
 
 
 class Parity(nn.Module):
@@ -102,6 +128,28 @@ def test_accuracy_counts_every_example_once(tokens_at_once):
     share = accuracy(model, TASK, examples, tokens_at_once=tokens_at_once, device=CPU)
     assert share == 1 - (examples.lengths == 1).mean() < 1
     assert model.training
+
+
+class Watched(nn.Module):
+    """Remembers how it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def forward(self, tokens):
+        self.calls.append((self.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), tokens.numel()))
+        return torch.zeros(len(tokens), 2)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_an_examination_learns_nothing_and_holds_no_more_tokens_than_it_may(bf16):
+    task = replace(LRA["retrieval"], length=4)
+    pairs = byte_examples([b"a", b"bb", b"c", b"d"] * 10, [0, 1] * 10, 4)
+    model = Watched()
+    assert accuracy(model, task, pairs, tokens_at_once=16, device=CPU, bf16=bf16) == 0.5
+    assert {call[:3] for call in model.calls} == {(False, False, bf16)}
+    assert max(call[3] for call in model.calls) <= 16
 
 
 def test_an_examination_tells_how_far_it_is_and_can_be_stopped():

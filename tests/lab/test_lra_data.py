@@ -80,20 +80,47 @@ def test_repetitions_cost_another_block(tmp_path, monkeypatch):
 
     task = replace(LRA["listops"], block_size=5, block_of=blocks)
     monkeypatch.setattr(lra_data, "LRA", {"listops": task})
+    made, honest = [], lra_data.make_block
+    monkeypatch.setattr(lra_data, "make_block", lambda *given: made.append(given[2]) or honest(*given))
     examples = generated(task, tmp_path, Sizes(8, 1, 1), processes=1)
     assert examples.values.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]
+    assert made == [0, 1, 2]
+
+
+def test_less_than_a_block_is_the_beginning_of_one_and_every_seed_has_its_own(tmp_path, monkeypatch):
+    def blocks(seed, number):
+        return examples_of([np.array([100 * seed + 5 * number + k], np.uint8) for k in range(5)], range(5))
+
+    task = replace(LRA["pathfinder"], block_size=5, block_of=blocks)
+    monkeypatch.setattr(lra_data, "LRA", {"pathfinder": task})
+    for seed, want in ((0, [0, 1, 2]), (1, [100, 101, 102]), (0, [0, 1, 2])):
+        assert generated(task, tmp_path, Sizes(1, 1, 1), seed=seed, processes=1).values.tolist() == want
+
+
+def test_what_is_read_lies_in_one_folder_and_what_is_generated_in_the_other(tmp_path):
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    load_data(LRA["listops"], data, cache, ONE_BLOCK)
+    assert not data.exists()
+    assert [path.name for path in cache.iterdir()] == ["listops-seed0-1000.safetensors"]
+    text = replace(LRA["text"], read=lambda folder: {"train": folder})
+    assert load_data(text, data, cache) == {"train": data}
 
 
 def test_a_damaged_cache_is_reported(tmp_path):
     path = tmp_path / "some.safetensors"
     save_examples(path, byte_examples([b"one", b"two"], [0, 1], 9))
     content = path.read_bytes()
-    path.write_bytes(content.replace(b"two", b"too"))
-    with pytest.raises(ValueError, match=r"some.safetensors is damaged; remove it.*checksum"):
-        load_examples(path)
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match="is damaged; remove it"):
-        load_examples(path)
+    starts, labels = (np.array(ends).tobytes() for ends in ([0, 3, 6], [0, 1]))
+    damages = (b"two", b"too"), (starts, np.array([0, 2, 6]).tobytes()), (labels, np.array([0, 2]).tobytes())
+    for there, damaged in damages:
+        assert content.count(there) == 1
+        path.write_bytes(content.replace(there, damaged))
+        with pytest.raises(ValueError, match=r"some.safetensors is damaged; remove it.*checksum"):
+            load_examples(path)
+    for damaged in (content.replace(starts, np.array([0, 9, 6]).tobytes()), content[: len(content) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is damaged; remove it"):
+            load_examples(path)
 
 
 def test_another_process_may_finish_first(tmp_path, monkeypatch):

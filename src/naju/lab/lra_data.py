@@ -121,7 +121,7 @@ def load_examples(path: Path) -> Examples:
         with safe_open(path, "np") as file:
             checksum = (file.metadata() or {}).get("checksum")
             examples = Examples(*(file.get_tensor(name) for name in ("values", "starts", "labels")))
-    except SafetensorError as error:
+    except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path} is damaged; remove it, and it is generated anew: {error}") from error
     if checksum != _checksum(examples):
         raise ValueError(f"{path} is damaged; remove it, and it is generated anew: its checksum does not fit")

@@ -28,11 +28,25 @@ def test_pairs_stay_together():
     assert pairs.chosen(np.array([1])).values.tobytes() == b"cccd"
 
 
-def test_arrays_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="starts must bound one or two sequences a label, but bound 3"):
-        Examples(np.zeros(3, np.uint8), np.arange(4), np.zeros(2, np.int64))
-    with pytest.raises(ValueError, match="starts must rise"):
-        Examples(np.zeros(3, np.uint8), np.array([0, 2, 1]), np.zeros(2, np.int64))
+@pytest.mark.parametrize(
+    ("starts", "labels", "told"),
+    [
+        ([0, 1, 2, 3], 2, "starts must bound one or two sequences a label, but bound 3"),
+        ([0, 1, 2, 3], 1, "starts must bound one or two sequences a label, but bound 3"),
+        ([0], 0, "starts must bound one or two sequences a label, but bound 0"),
+        ([0, 4, 3], 2, "starts must rise from 0 to the number of values"),
+        ([1, 2, 3], 2, "starts must rise from 0 to the number of values"),
+        ([0, 1, 2], 2, "starts must rise from 0 to the number of values"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(starts, labels, told):
+    with pytest.raises(ValueError, match=told):
+        Examples(np.zeros(3, np.uint8), np.array(starts), np.zeros(labels, np.int64))
+
+
+def test_no_texts_are_no_examples():
+    with pytest.raises(ValueError, match="starts must bound one or two sequences a label, but bound 0"):
+        byte_examples([], [], 9)
 
 
 def test_streams_are_fixed_even_and_independent():

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from naju.tasks.lra.streams import Stream
+from naju.tasks.lra.streams import Stream, scaled
 
 
 def test_every_seed_purpose_and_block_has_its_own_stream():
@@ -21,3 +21,9 @@ def test_integers_below_a_limit_are_uniform_and_limits_broadcast():
         counts = np.bincount(column)
         assert len(counts) == limit
         assert np.abs(counts - 6000 / limit).max() < 5 * (6000 / limit) ** 0.5
+
+
+def test_the_smallest_and_the_largest_word_give_the_ends_of_the_range():
+    ends = np.array([0, 2**32 - 1, 2**64 - 1], np.uint64)
+    for limit in (1, 10, 2**31):
+        assert scaled(ends, limit).tolist() == [0, limit - 1, limit - 1]
