@@ -64,7 +64,7 @@ class DecodeBench:
 def run_decode_bench(bench: DecodeBench) -> None:
     check_names((*bench.models, bench.against))
     contexts = given_or_default("contexts", bench.contexts, CONTEXTS, bench.device)
-    stacks = build_all(bench.models, lambda name: _stack(bench, name))
+    stacks = build_all(bench.models, partial(build_stack, bench))
     decoders = {label: decoder for name, stack in stacks.items() for label, decoder in _decoders(name, stack, contexts)}
     if bench.against in bench.models and bench.against not in decoders:
         raise ValueError(
@@ -73,11 +73,6 @@ def run_decode_bench(bench: DecodeBench) -> None:
     for batch in at_least_one("batches", bench.batches):
         path = save_rows("decode", _at_batch(bench, decoders, batch), bench.out)
     print(f"rows appended to {path}")
-
-
-def _stack(bench: DecodeBench, name: str) -> nn.Module:
-    sizes = {"n_layers": bench.n_layers, "d_model": bench.d_model, "d_state": bench.d_state}
-    return build_stack(name, **sizes, device=bench.device, dtype=getattr(torch, bench.dtype))
 
 
 class Decoder(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,7 +73,7 @@ class ForwardBench:
 def run_forward_bench(bench: ForwardBench) -> None:
     check_names((*bench.models, bench.against))
     lengths = given_or_default("lengths", bench.lengths, LENGTHS, bench.device)
-    modules = build_all(bench.models, lambda name: _stack(bench, name))
+    modules = build_all(bench.models, partial(build_stack, bench))
     rows = []
     for length in lengths:
         measured = _at_length(bench, modules, length)
@@ -86,19 +87,9 @@ def run_forward_bench(bench: ForwardBench) -> None:
         print(f"picture in {bench.plot}")
 
 
-def _stack(bench: ForwardBench, name: str) -> nn.Module:
-    sizes = {"n_layers": bench.n_layers, "d_model": bench.d_model, "d_state": bench.d_state}
-    return build_stack(name, **sizes, device=bench.device, dtype=getattr(torch, bench.dtype))
-
-
 def _at_length(bench: ForwardBench, modules: Mapping[str, nn.Module | Failed], length: int) -> list[dict[str, Any]]:
-    shape: dict[str, Any] = {
-        "batch": bench.batch,
-        "length": length,
-        "n_layers": bench.n_layers,
-        "d_model": bench.d_model,
-    }
-    shape["dtype"] = bench.dtype
+    shape: dict[str, Any] = {"batch": bench.batch, "length": length, "n_layers": bench.n_layers}
+    shape |= {"d_model": bench.d_model, "dtype": bench.dtype}
     u = torch.randn(bench.batch, length, bench.d_model, device=bench.device, dtype=getattr(torch, bench.dtype))
 
     def make(module: nn.Module) -> Run:

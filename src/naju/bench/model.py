@@ -5,15 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from naju.bench.measure import peak_bytes, time_in_turn
+from naju.bench.measure import Run, time_in_turn
 from naju.bench.peers import mamba2_config
-from naju.bench.rows import RESULTS, package_version, print_table, save_rows, timing_row, told
+from naju.bench.rows import RESULTS, package_version, print_table, rows_by_length, save_rows, timing_row, told
 from naju.bench.training import training_step
 from naju.models import LanguageModel, ModelConfig
 
@@ -94,23 +95,10 @@ def _mamba2(bench: ModelBench) -> nn.Module | None:
 
 
 def _reading(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
-    rows = []
-    for length in bench.lengths:
-        tokens = torch.randint(bench.vocab_size, (1, length))
+    def at(length: int) -> Run:
+        return torch.no_grad()(partial(model, torch.randint(bench.vocab_size, (1, length))))
 
-        def read(tokens: Tensor = tokens) -> object:
-            with torch.no_grad():
-                return model(tokens)
-
-        timing = time_in_turn({"naju": read}, bench.rounds)["naju"]
-        peak = peak_bytes(read)
-        row = {"bench": "model forward by length", "model": "naju", "batch": 1, "length": length} | timing_row(timing)
-        row["microseconds_per_token"] = timing.median / length * 1e6
-        row["peak_bytes_per_token"] = None if peak is None else peak / length
-        rows.append(row)
-    print("\nforward, no gradient, batch 1")
-    print_table(rows, ["length", "microseconds_per_token", "peak_bytes_per_token"])
-    return rows
+    return rows_by_length(at, bench.lengths, bench.rounds, {"bench": "model forward by length", "model": "naju"})
 
 
 def _decoding(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:

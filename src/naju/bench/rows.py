@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 import naju
-from naju.bench.measure import Timing
+from naju.bench.measure import Run, Timing, peak_bytes, time_in_turn
 
 RESULTS = Path("benchmarks/results")
 # Packages whose kernels a row may have timed.
-PEERS = ("triton", "mamba_ssm", "causal_conv1d", "fla-core", "mlstm_kernels")
+KERNEL_PACKAGES = ("triton", "mamba_ssm", "causal_conv1d", "fla-core", "mlstm_kernels")
 
 
 def machine() -> dict[str, Any]:
@@ -34,7 +34,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": package_version("transformers"),
         "naju": naju.__version__,
-    } | {name: found for name in PEERS if (found := package_version(name)) is not None}
+    } | {name: found for name in KERNEL_PACKAGES if (found := package_version(name)) is not None}
 
 
 def package_version(name: str) -> str | None:
@@ -46,6 +46,27 @@ def package_version(name: str) -> str | None:
 
 def timing_row(timing: Timing) -> dict[str, Any]:
     return {"median_s": timing.median, "spread_s": list(timing.spread), "rounds": len(timing.seconds)}
+
+
+def rows_by_length(
+    run_at: Callable[[int], Run],
+    lengths: Sequence[int],
+    rounds: int,
+    about: Mapping[str, Any],
+    sizes: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Time and memory a token of a run of each length, printed as well; runs have a batch of 1 and no gradient."""
+    rows = []
+    for length in lengths:
+        run = run_at(length)
+        timing, peak = time_in_turn({length: run}, rounds)[length], peak_bytes(run)
+        row = {**about, "batch": 1, "length": length, **(sizes or {}), **timing_row(timing)}
+        row["microseconds_per_token"] = timing.median / length * 1e6
+        row["peak_bytes_per_token"] = None if peak is None else peak / length
+        rows.append(row)
+    print("\nforward, no gradient, batch 1")
+    print_table(rows, ["length", "microseconds_per_token", "peak_bytes_per_token"])
+    return rows
 
 
 def save_rows(name: str, rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:

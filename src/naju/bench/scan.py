@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from naju.bench.measure import default_device, peak_bytes, time_in_turn
-from naju.bench.rows import RESULTS, print_table, save_rows, timing_row, told
+from naju.bench.measure import Run, default_device, time_in_turn
+from naju.bench.rows import RESULTS, print_table, rows_by_length, save_rows, timing_row, told
 from naju.bench.scan_inputs import scan_inputs
-from naju.bench.scan_kernels import kernel_rows
-from naju.scan import backends, naju_scan
+from naju.bench.scan_kernels import forward, forward_and_backward, kernel_rows
+from naju.scan import backends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +53,8 @@ def run_scan_bench(bench: ScanBench) -> None:
 def _against_reference(bench: ScanBench, names: list[str]) -> list[dict[str, Any]]:
     shape = {"batch": bench.batch, "length": bench.length, "d_inner": bench.d_inner, "d_state": bench.d_state}
     # `associative` holds every state at once and is there to be read, not to be fast.
-    inputs = scan_inputs(bench.batch, bench.length, bench.d_inner, bench.d_state, grad=True)
-    contenders = {name: _training_step(inputs, name) for name in names if name != "associative"}
+    inputs = scan_inputs(*shape.values())
+    contenders = {name: forward_and_backward(name, inputs) for name in names if name != "associative"}
     timings = time_in_turn(contenders, bench.rounds)
     reference = timings["reference"].median
     rows = [
@@ -71,30 +69,9 @@ def _against_reference(bench: ScanBench, names: list[str]) -> list[dict[str, Any
 
 
 def _growing(bench: ScanBench) -> list[dict[str, Any]]:
-    rows = []
-    for length in bench.lengths:
-        inputs = scan_inputs(1, length, bench.d_inner, bench.d_state)
+    def at(length: int) -> Run:
+        return forward("auto", scan_inputs(1, length, bench.d_inner, bench.d_state))
 
-        def run(inputs: dict[str, Tensor] = inputs) -> object:
-            return naju_scan(**inputs)  # type: ignore[arg-type]
-
-        timing = time_in_turn({"auto": run}, bench.rounds)["auto"]
-        peak = peak_bytes(run)
-        shape = {"batch": 1, "length": length, "d_inner": bench.d_inner, "d_state": bench.d_state}
-        row = {"bench": "scan forward by length", "backend": "auto", **shape, "dtype": "float32"} | timing_row(timing)
-        row["microseconds_per_token"] = timing.median / length * 1e6
-        row["peak_bytes_per_token"] = None if peak is None else peak / length
-        rows.append(row)
-    print("\nforward, no gradient, batch 1")
-    print_table(rows, ["length", "microseconds_per_token", "peak_bytes_per_token"])
-    return rows
-
-
-def _training_step(inputs: dict[str, Tensor], backend: str) -> Callable[[], object]:
-    cotangent = torch.randn(inputs["h"].shape, generator=torch.Generator().manual_seed(1))
-
-    def step() -> object:
-        y, _ = naju_scan(**inputs, backend=backend)  # type: ignore[arg-type]
-        return torch.autograd.grad(y, list(inputs.values()), cotangent)
-
-    return step
+    about = {"bench": "scan forward by length", "backend": "auto"}
+    sizes = {"d_inner": bench.d_inner, "d_state": bench.d_state, "dtype": "float32"}
+    return rows_by_length(at, bench.lengths, bench.rounds, about, sizes)

@@ -17,7 +17,6 @@ def scan_inputs(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     overwrite_logit: float | None = None,
-    grad: bool = False,
 ) -> dict[str, Tensor]:
     """Arguments of `naju_scan`. With `overwrite_logit` one forget logit in twenty has that value, as after training."""
     generator = torch.Generator(device).manual_seed(0)
@@ -32,4 +31,4 @@ def scan_inputs(
         f_logit = torch.where(chosen, overwrite_logit, f_logit)
     inputs = {"h": draw(*wide), "f_logit": f_logit, "i_logit": i_logit, "B": draw(*narrow), "C": draw(*narrow)}
     inputs |= {"D": draw(d_inner), "z": draw(*wide)}
-    return {name: tensor.to(dtype).requires_grad_(grad) for name, tensor in inputs.items()}
+    return {name: tensor.to(dtype) for name, tensor in inputs.items()}

@@ -52,20 +52,20 @@ def kernel_rows(
 
 
 def _try(name: str, way: str, inputs: dict[str, Tensor], device: str) -> Trial:
-    run = {FORWARD: _forward, KEEPING: _keeping, BOTH: _both}[way](name, inputs)
+    run = {FORWARD: forward, KEEPING: _keeping, BOTH: forward_and_backward}[way](name, inputs)
     trial = first_try(run, device)
     return replace(trial, run=captured(run)) if torch.device(device).type == "cuda" else trial
 
 
-def _forward(name: str, inputs: dict[str, Tensor]) -> Run:
+def forward(name: str, inputs: dict[str, Tensor]) -> Run:
     return lambda: naju_scan(**inputs, backend=name)  # type: ignore[arg-type]
 
 
 def _keeping(name: str, inputs: dict[str, Tensor]) -> Run:
-    return _forward(name, {argument: tensor.detach().requires_grad_() for argument, tensor in inputs.items()})
+    return forward(name, {argument: tensor.detach().requires_grad_() for argument, tensor in inputs.items()})
 
 
-def _both(name: str, inputs: dict[str, Tensor]) -> Run:
+def forward_and_backward(name: str, inputs: dict[str, Tensor]) -> Run:
     leaves = {argument: tensor.detach().requires_grad_() for argument, tensor in inputs.items()}
     dy = torch.randn_like(inputs["h"])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,12 +35,10 @@ class ResidualStack(nn.Module):
         return self.peers[0].d_state
 
 
-def build_stack(
-    name: str, *, n_layers: int, d_model: int, d_state: int, device: str, dtype: torch.dtype
-) -> ResidualStack:
-    """A stack for reading only."""
-    stack = ResidualStack(name, n_layers=n_layers, d_model=d_model, d_state=d_state)
-    return stack.to(device, dtype).eval()
+def build_stack(bench: Any, name: str) -> ResidualStack:
+    """A stack for reading only, with the sizes, the device and the dtype of a bench."""
+    stack = ResidualStack(name, n_layers=bench.n_layers, d_model=bench.d_model, d_state=bench.d_state)
+    return stack.to(bench.device, getattr(torch, bench.dtype)).eval()
 
 
 class LanguageShell(nn.Module):
