@@ -7,7 +7,7 @@ import torch
 
 from naju.lab import mqar_run
 from naju.lab.comparison import Comparison
-from naju.lab.mqar import FULL, PAPER, RATES, Mqar, recall_tables, told_mqar
+from naju.lab.mqar import FULL, NAMES, PAPER, RATES, Mqar, recall_tables, told_mqar
 from naju.lab.mqar_run import Recaller, run_mqar, slice_name
 from naju.lab.options import GridOptions
 from naju.lab.paper import MeanStd
@@ -87,9 +87,11 @@ def test_what_departs_from_the_protocol_shows_in_the_name():
     [
         ({"mixers": ("gla",)}, "mixers must be different ones of attention, mlstm, mamba, mamba2, naju, but are gla"),
         ({"widths": (32,)}, "widths must be different ones of 64, 128, 256, 512, but are 32"),
+        ({"states": (32,)}, "states must be different ones of 16, 64, but are 32"),
+        ({"quick": True, "states": (64,)}, "states must be different ones of 16, but are 64"),
         (
-            {"mixers": ("mamba2",), "quick": True, "states": (64,)},
-            "states and reparam leave none of naju N16, mamba2 N16, attention$",
+            {"mixers": ("naju",), "quick": True, "reparam": "with"},
+            "states and reparam leave none of attention, mlstm, mamba N16, mamba2 N16, naju N16$",
         ),
         ({"epochs": 0}, "epochs must be a positive integer, but is 0"),
         ({"rates": (1e-3, 0.001)}, "rates must differ in six digits, but are 0.001, 0.001"),
@@ -102,6 +104,11 @@ def test_a_choice_that_the_table_does_not_have_is_refused(options, message):
 
 def test_a_choice_of_states_leaves_models_that_have_none():
     assert {run.model.mixer for run in cells(states=(64,))} >= {"attention", "naju"}
+
+
+def test_the_quick_grid_has_every_mixer_that_is_asked_for():
+    assert {run.model.mixer for run in cells(quick=True, mixers=NAMES)} == set(NAMES)
+    assert {run.model.mixer for run in cells(quick=True)} == {"naju", "mamba2", "attention"}
 
 
 def test_widths_that_the_paper_leaves_out_can_be_asked_for():

@@ -63,6 +63,7 @@ class Scale:
     data: Data
     widths: tuple[int, ...]
     contenders: tuple[Contender, ...]
+    mixers: tuple[str, ...]
     rates: tuple[float, ...]
     batch_size: int
     epochs: int
@@ -72,6 +73,7 @@ FULL = Scale(
     data=Data(training=TRAINING, test=TEST),
     widths=WIDTHS,
     contenders=tuple(PAPER),
+    mixers=NAMES,
     rates=RATES,
     batch_size=256,
     epochs=EPOCHS,
@@ -85,7 +87,8 @@ QUICK = Scale(
         n_symbols=64,
     ),
     widths=(32,),
-    contenders=(Contender("naju", 16, False), Contender("mamba2", 16, False), Contender("attention", None, False)),
+    contenders=tuple(contender for contender in PAPER if contender.d_state != 64 and not contender.reparam),
+    mixers=("naju", "mamba2", "attention"),
     rates=(3.16e-3, 1e-2),
     batch_size=32,
     epochs=7,
@@ -97,7 +100,7 @@ class Mqar:
     """Multi-query recall by width and size of the state, the best of four learning rates."""
 
     mixers: tuple[str, ...] = ()
-    """Some of attention, mlstm, mamba, mamba2, naju; without any: all."""
+    """Some of attention, mlstm, mamba, mamba2, naju; without any: all, or the quick grid's three."""
     widths: tuple[int, ...] = ()
     """Some of 64, 128, 256, 512 for every model; without any: all that the paper has for each."""
     states: tuple[int, ...] = ()
@@ -144,9 +147,9 @@ class Mqar:
         return [self._cell(scale, *one, seed) for seed in parse_seeds(self.seeds) for one in tried]
 
     def _contenders(self, scale: Scale) -> list[Contender]:
-        names = self.mixers or NAMES
+        names = self.mixers or scale.mixers
         check_names("mixers", names, NAMES)
-        check_names("states", self.states, (16, 64))
+        check_names("states", self.states, sorted({one.d_state for one in scale.contenders if one.d_state is not None}))
         return [
             contender
             for contender in scale.contenders
