@@ -115,7 +115,7 @@ def test_the_command_fills_collects_and_does_nothing_twice(tmp_path, capsys):
     command = ("reproduce", "diagnostics", "--runs", runs, "--results", results, "--jobs", "2", "--device", "cpu")
     assert naju(*command) == 0
     told = capsys.readouterr().out
-    assert "4 cells, 0 of them finished; 4 to do on cpu." in told
+    assert "0 of 4 cells are finished; 4 to do on cpu." in told
     names = [cell.name for cell in tiny_cells(None)]
     assert sorted(path.stem for path in results.iterdir()) == sorted(names)
     for name in names:
@@ -124,7 +124,7 @@ def test_the_command_fills_collects_and_does_nothing_twice(tmp_path, capsys):
         assert f"{result['accuracy']['128']['all']:.3f}" in told
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert naju(*command) == 0
-    assert "4 cells, 4 of them finished; 0 to do on cpu." in capsys.readouterr().out
+    assert "4 of 4 cells are finished; 0 to do on cpu." in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     other = ("reproduce", "diagnostics", "--runs", tmp_path / "other", "--results", results, "--device", "cpu")
     assert naju(*other) == 0  # the copies alone count as finished
@@ -170,7 +170,7 @@ def test_a_signal_saves_and_says_so(tmp_path, which, code):
     process.send_signal(which)
     _, told = process.communicate(timeout=60)
     assert process.returncode == code
-    assert f"stopped by {which.name}; 1 cells are open, what they learned is saved" in told
+    assert f"stopped by {which.name}; 1 of 1 cells are open, what they learned is saved" in told
     assert "Traceback" not in told
     assert run.checkpoint().facts["step"] >= run.metrics()[-1]["step"] > 0
     assert run.status().startswith("interrupted, step ")

@@ -214,9 +214,7 @@ def reproduce(options: GridCommand) -> int:
         results.collect(cell.name)
         _warn_of_another_config(cell, results.get(cell.name))
     missing = _missing(cells, results)
-    print(
-        f"{len(cells)} cells, {len(cells) - len(missing)} of them finished; {len(missing)} to do on {cells[0].device}."
-    )
+    print(f"{_finished_of(cells, missing)}; {len(missing)} to do on {cells[0].device}.")
 
     if missing:
         for folder in filter(None, (grid.runs, grid.results)):
@@ -260,7 +258,7 @@ def _submit(options: GridCommand, experiment: Experiment, results: Results) -> i
     here = replace(options, grid=replace(grid, device="cpu"))  # type: ignore[type-var]
     cells = here.cells()
     missing = _missing(cells, results)
-    print(f"{len(cells)} cells, {len(cells) - len(missing)} of them finished.")
+    print(f"{_finished_of(cells, missing)}.")
     if not missing:
         return 0
     experiment.prepare(here)
@@ -275,6 +273,10 @@ def _submit(options: GridCommand, experiment: Experiment, results: Results) -> i
         f"{grid.runs / LOGS}, and the same command with --plan says where the cells stand"
     )
     return 0
+
+
+def _finished_of(cells: Sequence[StoredCell], missing: Sequence[StoredCell]) -> str:
+    return f"{len(cells) - len(missing)} of {len(cells)} cells are finished"
 
 
 def _warn_of_another_config(cell: StoredCell, result: Mapping[str, Any] | None) -> None:
@@ -293,8 +295,8 @@ def _verdict(outcomes: Sequence[Outcome], signals: Signals) -> int:
             print(f"{outcome.name} {outcome.kind}: {outcome.text}", file=sys.stderr)
     if signals.received is not None:
         print(
-            f"stopped by {signals.received.name}; {len(open_cells)} cells are open, what they learned is saved, "
-            "and the same command goes on from there",
+            f"stopped by {signals.received.name}; {len(open_cells)} of {len(outcomes)} cells are open, what they "
+            "learned is saved, and the same command goes on from there",
             file=sys.stderr,
         )
         return 128 + signals.received
