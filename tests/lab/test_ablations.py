@@ -138,7 +138,8 @@ def test_the_interval_of_a_difference():
     half = rounding + 4.303 * math.sqrt(stdev(ours) ** 2 / 3 + 0.1**2 / 5)  # two degrees of freedom
     assert Comparison(ours, paper, 5).interval == pytest.approx((0.2 - half, 0.2 + half))
     alone = rounding + 4.303 * math.sqrt(stdev(ours) ** 2 / 3)
-    assert Comparison(ours, MeanStd(0.6, None)).interval == pytest.approx((0.2 - alone, 0.2 + alone))
+    for unknown in (Comparison(ours, MeanStd(0.6, None), 5), Comparison(ours, paper)):  # the paper's spread, its seeds
+        assert unknown.interval == pytest.approx((0.2 - alone, 0.2 + alone))
     assert Comparison((0.9,), paper, 5).interval is None
     assert Comparison((), paper, 5).difference is None
     many = tuple(0.5 + 0.01 * (-1) ** seed for seed in range(30))
@@ -146,3 +147,20 @@ def test_the_interval_of_a_difference():
     printed = Comparison((0.994, 0.995, 0.996), MeanStd(0.99, 0.0), 5)  # may have been 0.9949 in both
     assert printed.interval[0] < 0 < printed.interval[1]
     assert Comparison((0.6, 0.6), MeanStd(0.512, None)).interval == pytest.approx((0.088 - 0.0005, 0.088 + 0.0005))
+    assert Comparison((0.6, 0.6), MeanStd(0.5, 0.125)).interval == pytest.approx((0.1 - 0.0005, 0.1 + 0.0005))
+
+
+@pytest.mark.parametrize(
+    ("values", "told", "shade"),
+    [
+        ((), "-", ""),
+        ((0.6194,), "+0.019", ""),
+        ((0.6196,), "+0.020", "better1"),
+        ((0.7,), "+0.100", "better2"),
+        ((0.26,), "-0.340", "worse3"),
+        ((0.58, 0.58), "-0.020 [-0.025, -0.015]", "worse1"),
+    ],
+)
+def test_a_difference_is_told_with_its_interval_and_coloured_as_it_is_told(values, told, shade):
+    comparison = Comparison(values, MeanStd(0.6, None))
+    assert (comparison.told_difference(), comparison.shade) == (told, shade)

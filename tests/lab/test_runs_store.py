@@ -110,7 +110,10 @@ def test_rm_refuses_a_run_in_training_and_then_removes_none(store, capsys):
     (store.find("naju-T2-default-s1").path / "lock.json").write_text(json.dumps(held))
     assert naju("runs", "rm", "naju-T4-default-s1", "naju-T2-default-s1", "--runs", store.root) == 2
     assert "is being trained by process 5 on elsewhere; stop that first" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="stop that first"):  # also one that began after all were found idle
+        store.find("naju-T2-default-s1").remove()
     assert len(list(store.runs())) == 2
+    assert store.find("naju-T2-default-s1").status() == "running as process 5 on elsewhere, step 3 of 12"
 
 
 @pytest.mark.parametrize("name", ["nonsense", "..", "../..", "diagnostics", ""])
