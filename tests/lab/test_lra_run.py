@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from naju.lab import lra, lra_run
+from naju.lab.lock import LockLostError
 from naju.lab.lra import Lra, describe_lra, lra_rows, told_lra
 from naju.lab.lra_run import LraModel, LraRun, PaddingAware, limited, ran_out_of_memory, run_lra
 from naju.lab.options import GridOptions
@@ -62,7 +63,22 @@ def test_every_task_runs_to_a_result(tmp_path, task):
     assert result["curve"][-1][0] == 12
     assert result["config"] == folder.config()
     assert not {"data", "cache"} & set(result["config"])
+    assert result["machine"]["peak_memory"] is None  # known of a GPU only
+    assert all(name.startswith("model.") for name in folder.checkpoint().tensors)
     assert "test 0." in describe_lra(result) or "test 1." in describe_lra(result)
+
+
+def test_a_run_that_was_taken_over_leaves_no_result(tmp_path, monkeypatch):
+    folder, learned = RunFolder(tmp_path / tiny_run().name), lra_run.learned
+
+    def while_another_takes_over(*given):
+        (folder.path / "lock.json").write_text('{"host": "elsewhere", "pid": 7}')
+        return learned(*given)
+
+    monkeypatch.setattr(lra_run, "learned", while_another_takes_over)
+    with pytest.raises(LockLostError):
+        run_lra(tiny_run(), folder, Reporter())
+    assert folder.result() is None
 
 
 def test_only_the_last_validation_takes_all_examples(tmp_path, monkeypatch):
@@ -134,10 +150,25 @@ def test_other_errors_stay_errors(tmp_path, monkeypatch):
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_padding_in_the_tokens_changes_no_answer_of_any_mixer(mixer):
     model = LraModel(mixer=mixer, d_model=16, n_layers=2).build(SHORT["text"], 0).double()
-    tokens = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 0, 0, 0]])
+    tokens = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 0, 0, 0], [7, 0, 0, 0, 0]])
     with torch.no_grad():
-        together, alone = model(tokens), torch.cat([model(tokens[:1]), model(tokens[1:, :2])])
+        together = model(tokens)
+        alone = torch.cat([model(tokens[:1]), model(tokens[1:2, :2]), model(tokens[2:, :1])])
     assert torch.allclose(together, alone, rtol=0, atol=1e-10)
+
+
+def test_a_black_pixel_is_no_padding():
+    model = LraModel(mixer="naju", d_model=8, n_layers=1).build(SHORT["image"], 0)
+    tokens = torch.tensor([[9, 2, 0, 0]])
+    assert not torch.allclose(model(tokens), model(tokens[:, :2]))
+
+
+def test_a_model_reads_in_both_directions_and_averages():
+    model = LraModel(mixer="naju", d_model=8, n_layers=1).build(SHORT["image"], 0)
+    tokens = torch.tensor([[3, 1, 4, 1, 5], [3, 1, 4, 1, 9]])
+    features, _ = model.classifier.backbone(tokens)
+    assert not torch.allclose(features[0, 0], features[1, 0])
+    assert torch.allclose(model(tokens), model.classifier.head(features.mean(1)))
 
 
 def test_an_empty_text_has_an_answer_like_any_other():
@@ -161,6 +192,7 @@ def test_cells_have_the_recipe_of_the_paper():
         assert (training.lr, training.warmup_ratio, training.batch_size) == (3e-4, 0.1, 32)
         assert (model.d_model, model.n_layers, model.mixer_options["d_state"]) == (128, 6, 64)
         assert cell.variant == "default"
+        assert not training.bf16  # on a GPU only
 
 
 def test_a_budget_shortens_the_schedule_of_all_alike_and_marks_the_variant():
@@ -174,6 +206,7 @@ def test_a_budget_shortens_the_schedule_of_all_alike_and_marks_the_variant():
     ("options", "sentence"),
     [
         ({"budget": 0}, "budget must lie in"),
+        ({"budget": 1.5}, "budget must lie in"),
         ({"task": ("cifar",)}, "task must be different ones of listops, text"),
         ({"mixers": ("naju", "naju")}, "mixers must be different ones"),
         ({"task": ("text",), "sequences": 30_000}, "sequences must be at most 22,500 for text here, but is 30,000"),
@@ -220,6 +253,7 @@ def test_the_table_has_ours_beside_the_papers_and_the_published_rows():
     shares = dict(zip(LRA, (0.5, 0.8, 0.9, 0.6, 0.7), strict=True))
     results = [told("naju", task, share) for task, share in shares.items()]
     results += [told("naju", "listops", 0.54, seed=2), told("mlstm", "text", None), told("coupled", "image", 0.4)]
+    results += [told("naju", "image", None, seed=2)]
     rows = {row.label: row for row in lra_rows(results)}
     assert list(rows) == [
         "naju",
@@ -233,10 +267,12 @@ def test_the_table_has_ours_beside_the_papers_and_the_published_rows():
     naju = rows["naju"]
     assert naju.cells["listops"].comparison.values == (0.5, 0.54)
     assert naju.cells["listops"].comparison.paper.mean == 0.554
+    assert naju.cells["listops"].comparison.paper_seeds == 3
+    assert str(naju.cells["image"]).startswith("0.600")  # by the seed for which memory sufficed
     assert naju.average == pytest.approx((0.52 + 0.8 + 0.9 + 0.6 + 0.7) / 5)
     assert naju.paper_average == 0.725
     assert rows["coupled"].average is None
-    assert rows["coupled"].cells["image"].comparison.paper is None
+    assert str(rows["coupled"].cells["image"]) == "0.400 (0.400)"
     assert rows["mlstm"].cells["image"].comparison.paper.mean == 0.461
     assert str(rows["mlstm"].cells["text"]) == "out of memory | out of memory"
     assert str(rows["mlstm"].cells["listops"]) == "- | out of memory"
@@ -249,6 +285,9 @@ def test_the_table_has_ours_beside_the_papers_and_the_published_rows():
 
 def test_the_quick_grid_stands_beside_nothing_of_the_papers():
     (run, *_) = Lra(quick=True, grid=CPU).cells()
+    assert run.training.sequences == run.sizes.train < LRA["listops"].sizes.train
+    assert run.to_json()["sizes"] == list(run.sizes)
+    assert run.model.n_layers < LraModel(mixer="naju").n_layers
     quick = told("naju", "listops", 0.2, variant=run.variant) | {"config": run.to_json()}
     rows = {row.label: row for row in lra_rows([quick])}
     assert rows["naju (quick)"].cells["listops"].comparison.paper is None

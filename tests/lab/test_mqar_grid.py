@@ -7,7 +7,8 @@ import torch
 
 from naju.lab import mqar_run
 from naju.lab.comparison import Comparison
-from naju.lab.mqar import FULL, NAMES, PAPER, RATES, Mqar, recall_tables, told_mqar
+from naju.lab.lock import LockLostError
+from naju.lab.mqar import FULL, NAMES, PAPER, RATES, Mqar, papers_table, recall_tables, told_mqar
 from naju.lab.mqar_run import Recaller, run_mqar, slice_name
 from naju.lab.options import GridOptions
 from naju.lab.paper import MeanStd
@@ -80,6 +81,9 @@ def test_what_departs_from_the_protocol_shows_in_the_name():
     assert run.data.task(TEST[-1]).n_questions == 128
     assert not run.data.task(TEST[-1]).random_filler
     assert run.data.task(Segment(64, 5, 1)).n_questions == 3
+    (usual,) = cells(**choice, reparam="without", epochs=1)
+    assert usual.steps == 707
+    assert usual.data.task(Segment(64, 5, 1)).n_questions == 5
 
 
 @pytest.mark.parametrize(
@@ -151,6 +155,8 @@ def test_a_run_and_its_result(tmp_path):
     assert shares[0] == pytest.approx((9 * shares[1] + 6 * shares[2]) / 15)
     assert result["steps"] == 12 == folder.metrics()[-1]["step"]
     assert [row["step"] for row in folder.metrics() if row["validation_accuracy"] is not None] == [3, 6, 9, 12]
+    assert result["seconds"] > 0
+    assert all(name.startswith("model.") for name in folder.checkpoint().tensors)
     assert run_mqar(run, folder, Reporter(begin=lambda step: pytest.fail("trained"))) == result
 
 
@@ -188,6 +194,19 @@ def test_stopped_and_resumed_it_ends_with_the_same_metrics(tmp_path):
     again = run_mqar(run, halved, SILENT)
     assert again["accuracy"] == result["accuracy"]
     assert (halved.path / "metrics.jsonl").read_bytes() == (whole.path / "metrics.jsonl").read_bytes()
+
+
+def test_a_run_that_was_taken_over_leaves_no_result(tmp_path, monkeypatch):
+    folder, learned = RunFolder(tmp_path / "run"), mqar_run.learned
+
+    def while_another_takes_over(*given):
+        (folder.path / "lock.json").write_text('{"host": "elsewhere", "pid": 7}')
+        return learned(*given)
+
+    monkeypatch.setattr(mqar_run, "learned", while_another_takes_over)
+    with pytest.raises(LockLostError):
+        run_mqar(tiny(), folder, SILENT)
+    assert folder.result() is None
 
 
 def test_a_rate_that_diverges_is_a_result(tmp_path, monkeypatch):
@@ -268,3 +287,12 @@ def test_other_data_and_budgets_have_tables_of_their_own():
     rewriting = next(table for table in tables if "keys bound twice" in table.title)
     assert rewriting.rows[0].overall.paper is None  # the paper has no such numbers
     assert told_mqar([]) == "no results yet"
+
+
+def test_the_papers_table_has_runs_at_its_budget_only_and_all_of_the_papers_rows():
+    own, short = written(1e-3, 1, 0.8, 0.8, 0.5), written(1e-3, 1, 0.8, 0.6, 0.5, epochs=8)
+    other_test = own | {"config": own["config"] | {"test_segments": [[64, 4, 10]]}}
+    for results, values in (([short, other_test], set()), ([short, other_test, own], {(0.8,)})):
+        table = papers_table(recall_tables(results))
+        assert {row.overall.values for row in table.rows} - {()} == values
+        assert len(table.rows) == len(cells(rates=(1e-3,)))

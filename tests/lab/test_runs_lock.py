@@ -100,6 +100,25 @@ def test_who_comes_late_to_a_takeover_leaves_the_winner_alone(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_place_that_another_was_faster_to_take_stays_its(tmp_path, monkeypatch, has_links):
+    def refuse(source, target):
+        raise PermissionError("no hard links here")
+
+    path, looked = pretend(tmp_path), []
+
+    def free_at_first(place):
+        looked.append(place)
+        return [] if len(looked) == 1 else _chain(place)
+
+    monkeypatch.setattr("naju.lab.lock._chain", free_at_first)
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(BusyError, match="process 1 on elsewhere"), RunLock(tmp_path):
+        pass
+    assert json.loads(path.read_text())["token"] == "theirs"
+
+
 def test_a_place_after_a_chain_that_is_gone_holds_nothing(tmp_path, monkeypatch):
     """The winner has released the lock meanwhile, and a third one has it."""
     dead = pretend(tmp_path, touched_ago=1000)
@@ -161,7 +180,18 @@ def test_a_process_that_has_ended_and_is_not_cleared_away_holds_nothing(tmp_path
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff\x00", b"7", b"{}", b'{"host": 3, "pid": 1}', b'{"host": "a", "pid": -1}', b'{"host": "a"']
+    "content",
+    [
+        b"",
+        b"\xff\x00",
+        b"7",
+        b"{}",
+        b'{"host": 3, "pid": 1}',
+        b'{"host": "a", "pid": "1"}',
+        b'{"host": "a", "pid": -1}',
+        b'{"host": "a", "pid": 2147483648}',
+        b'{"host": "a"',
+    ],
 )
 def test_a_lock_that_names_nobody_counts_by_its_age(tmp_path, content):
     path = tmp_path / "lock.json"
@@ -202,6 +232,12 @@ def test_what_it_wrote_aside_may_be_cleared_away_by_the_holder(tmp_path, monkeyp
     with nullcontext() if pid == NOBODY else pytest.raises(BusyError), lock:
         assert lock.is_held()
     assert [path.name for path in tmp_path.iterdir()] == ([] if pid == NOBODY else ["lock.json"])
+
+
+def test_claims_that_came_too_late_go_with_the_lock(tmp_path):
+    with RunLock(tmp_path):
+        (tmp_path / "lock.json.after-another").write_text("{}")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_died_here_holds_nothing(tmp_path):

@@ -2,15 +2,17 @@
 
 import json
 import os
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
 from tiny_runs import tiny_run
 
 from naju import cli
+from naju.lab import runs
 from naju.lab.diagnostic_run import run_diagnostic
 from naju.lab.report.results import read_results
-from naju.lab.runs import Results, RunStore, carry_out
+from naju.lab.runs import Results, RunFolder, RunStore, carry_out
 from naju.training import Reporter, StoppedError
 
 
@@ -119,7 +121,9 @@ def test_rm_refuses_a_run_in_training_and_then_removes_none(store, capsys):
 @pytest.mark.parametrize("name", ["nonsense", "..", "../..", "diagnostics", ""])
 def test_only_runs_can_be_named(store, capsys, name):
     assert naju("runs", "rm", name, "--runs", store.root) == 2
-    assert f"no run is called {name!r}" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"no run is called {name!r}" in told
+    assert told.endswith("; there: diagnostics/naju-T2-default-s1, diagnostics/naju-T4-default-s1\n")
     assert len(list(store.runs())) == 2
 
 
@@ -152,6 +156,27 @@ def test_a_result_without_a_readable_file_is_not_finished(store):
     (run.path / "result.json").write_text('{"mixer": "na')
     assert run.result() is None
     assert run.status() == "interrupted, step 12 of 12"
+    (run.path / "config.json").write_text("[12]")
+    assert run.status() == "interrupted, step 12 of ?"
+
+
+def test_a_run_begins_without_what_a_killed_process_left_half_written(tmp_path):
+    (tmp_path / ".result.json.1.new").write_text('{"mixer": "na')
+    RunFolder(tmp_path).begin({"seed": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_versions_are_those_of_what_is_installed(monkeypatch):
+    def version(package):
+        if package == "triton":
+            return "3.6.0"
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(runs, "version", version)
+    monkeypatch.setattr(runs, "_version", runs._version.__wrapped__)
+    found = runs.versions()
+    assert set(found) == {"naju", "python", "torch", "triton"}
+    assert found["triton"] == "3.6.0"
 
 
 def test_a_run_is_compiled_however_much_was_compiled_before(tmp_path):
