@@ -80,6 +80,7 @@ def test_the_same_generator_gives_the_same_answer():
 def test_an_empty_evaluation_is_refused():
     with pytest.raises(ValueError, match="count must be a positive integer, but is 0"):
         accuracy(Reader(), count=0)
+    assert accuracy(Reader(), count=1).count == 1
 
 
 def test_it_tells_how_far_it_is_and_can_be_stopped():

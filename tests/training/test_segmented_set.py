@@ -55,6 +55,11 @@ def test_an_epoch_holds_every_sequence_in_full_batches_of_one_segment():
         assert {row for row, times in shown.items() if times == 2} == set(first)  # they fill the last batch up
 
 
+def test_a_set_that_is_drawn_in_portions_has_as_many_sequences(monkeypatch):
+    monkeypatch.setattr("naju.training.segmented_set.PORTION", 4)
+    assert [len(tokens) for tokens, _, _ in segmented().parts] == [10, 9]
+
+
 def test_segments_of_one_task_have_pairs_of_their_own():
     task = PARTS[1].task
     data = SegmentedSet([Part(task, 20, 40), Part(task, 30, 40)], 4, 1, CPU)

@@ -30,6 +30,13 @@ def test_a_run_is_a_function_of_its_arguments():
     assert not torch.equal(parameters(model(0)), parameters(model(1)))
 
 
+def test_a_model_learns_in_training_mode_whatever_it_did_before():
+    module, modes = model().eval(), []
+    module.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    train(module, TokenBeforeLast(), config(steps=2))
+    assert modes == [True, True]
+
+
 def test_two_models_with_one_config_see_the_same_sequences():
     seen = {}
     for name, module in (("small", model()), ("large", model(d_state=8))):
