@@ -163,7 +163,7 @@ def test_a_validation_loss_that_is_not_finite_stops_the_language_loop(text, tmp_
 def test_a_recorded_step_is_withheld_as_well():
     learner, data = classifier_and_data(torch.device("cuda"))
     spoil(learner, WEIGHT, 5)
-    replay = recorded(lambda: learner.learn(*data.batch(learner.steps_done)), learner.tensors().values())
+    (replay,) = recorded([lambda: learner.learn(*data.batch(learner.steps_done))], learner.tensors().values())
     for _ in range(4):
         replay()
     before = weights_and_moments(learner)

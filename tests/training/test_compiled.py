@@ -70,12 +70,12 @@ def test_what_cannot_be_compiled_is_recorded_as_it_is(monkeypatch):
     settings, notes, tried = config(sequences=64), [], []
     learner, data = Learner(classifier("retnet"), settings), FixedSet(TokenBeforeLast(), settings, "cpu")
 
-    def recorded(step, state):
+    def recorded(steps, state):
         (block,) = learner.model.backbone.blocks
         tried.append(block._compiled_call_impl is not None)
         if tried[-1]:
             raise RuntimeError("\nno compiler here\nand much more")
-        return step
+        return steps
 
     monkeypatch.setattr("naju.training.execution.recorded", recorded)
     monkeypatch.setattr(learner, "device", torch.device("cuda"))

@@ -38,11 +38,32 @@ def test_replays_are_the_steps(bf16):
     learner, data, step = replayed
     before = parameters(learner.model).clone()
     data.shuffle(0)
-    replay = recorded(step, learner.tensors().values())
+    (replay,) = recorded([step], learner.tensors().values())
     assert torch.equal(parameters(learner.model), before)
     assert int(learner.steps_done) == 0
     assert losses(learner, data, replay) == pytest.approx(wanted, rel=1e-3)
     assert int(learner.steps_done) == 12
+
+
+def test_steps_of_several_lengths_share_memory_and_nothing_else():
+    """They are replayed in any order."""
+
+    def learner_and_steps():
+        learner = Learner(model().to(GPU), config(steps=12, sequences=64))
+        sets = [FixedSet(TokenBeforeLast(), config(sequences=64, length=length), GPU) for length in (6, 40, 300)]
+        for data in sets:
+            data.shuffle(0)
+        return learner, [lambda data=data: learner.learn(*data.batch(learner.steps_done)) for data in sets]
+
+    def losses_of(learner, steps):
+        found = []
+        for kind in (0, 2, 1, 1, 2, 0, 2, 2, 0, 0, 1, 2):
+            steps[kind]()
+            found.append(learner.window().loss)
+        return found
+
+    wanted, (learner, steps) = losses_of(*learner_and_steps()), learner_and_steps()
+    assert losses_of(learner, recorded(steps, learner.tensors().values())) == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize("mixer", ["mamba2", "retnet", "mlstm", "hgrn", "mamba", "transformer"])

@@ -240,8 +240,8 @@ def test_where_no_graph_can_be_recorded_steps_run_eagerly_and_it_says_why(monkey
     before = {name: tensor.clone() for name, tensor in learner.tensors().items()}
     data.shuffle(0)
 
-    def warms_up_and_fails(step, state):
-        step()
+    def warms_up_and_fails(steps, state):
+        steps[0]()
         raise RuntimeError("operation not permitted when stream is capturing\nand much more")
 
     monkeypatch.setattr("naju.training.execution.recorded", warms_up_and_fails)

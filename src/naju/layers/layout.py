@@ -66,7 +66,8 @@ class PaddedLayout(Layout):
         return self._chosen(u, self.order, self.real)
 
     def restore(self, out: Tensor) -> Tensor:
-        return self._chosen(out, torch.argsort(self.order, dim=1), self.mask)
+        rank = (self.mask.cumsum(1) - 1).clamp_min(0)  # what sorting `order` back gives, without sorting
+        return self._chosen(out, rank, self.mask)
 
     def hold(self, f_logit: Tensor, i_logit: Tensor) -> tuple[Tensor, Tensor]:
         padding = ~self.real.unsqueeze(-1)

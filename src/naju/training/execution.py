@@ -28,7 +28,7 @@ def prepared(
     for way, within in ways.items():
         try:
             with within(learner.model):
-                return [recorded(step, learner.tensors().values()) for step in steps], way
+                return recorded(steps, learner.tensors().values()), way
         except RuntimeError as error:
             learner.restore(before)
             reason = str(error).strip().partition("\n")[0]
