@@ -21,7 +21,14 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 DEVICE = "cuda" if torch.cuda.is_available() and not interpreted() else "cpu"
 runs_kernel = pytest.mark.skipif(DEVICE == "cpu" and not interpreted(), reason="test_under_the_interpreter runs it")
 # length, channels, states; on a GPU also sizes that are too slow for the interpreter
-SIZES = [(1, 3, 4), (KERNEL_CHUNK, 70, 16), (KERNEL_CHUNK + 1, 9, 64), (2 * KERNEL_CHUNK + 5, 5, 7), (3, 2, 256)]
+SIZES = [
+    (1, 3, 4),
+    (KERNEL_CHUNK, 70, 16),
+    (KERNEL_CHUNK + 1, 9, 64),
+    (2 * KERNEL_CHUNK + 5, 5, 7),
+    (3, 2, 256),
+    (6, 32, 64),
+]
 SIZES += [(1000, 520, 64), (4097, 96, 16), (70, 33, 200)] if DEVICE == "cuda" else []
 
 
@@ -175,14 +182,15 @@ def compile_all(architecture, d_state):
 
     from naju.layers import diagonal_kernels as kernels
 
-    constants = kernels._constants(d_state, KERNEL_CHUNK)
-    for kernel in (kernels.forward_kernel, kernels.backward_kernel):
-        integers = {"length", "rows", "first", "blocks", "d_inner", "d_state"}
+    integers = {"length", "rows", "first", "blocks", "d_inner", "d_state"}
+    for kernel, way in ((kernels.forward_kernel, kernels.FORWARD), (kernels.backward_kernel, kernels.BACKWARD)):
+        constants = kernels._constants(way, 96, d_state, KERNEL_CHUNK)
         types = {name: "i32" if name in integers else "*fp32" for name in kernel.arg_names} | dict.fromkeys(
             constants, "constexpr"
         )
         source = ASTSource(fn=kernel, signature=types, constexprs=constants)
-        compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=kernels.OPTIONS)
+        target = GPUTarget("cuda", architecture, 32)
+        compiled = triton.compile(source, target=target, options=kernels._options(way))
         assert "cubin" in compiled.asm
 
 

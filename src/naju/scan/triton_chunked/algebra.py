@@ -25,6 +25,11 @@ LEAST_G = tl.constexpr(-1000.0)
 # A gate of 2^-12 is 0 to half precision. In a leaf of 16 tokens the largest factor is then 2^96, which leaves 2^32 for
 # what it multiplies: a write times B · C.
 LEAF_LEAST_G = tl.constexpr(-12.0)
+LEAST_F = tl.constexpr(2.0**-12)
+# Two float32 to the nearest bfloat16 at once, and back; one by one takes the slow unit of the exponentials.
+ROUND_PAIR = tl.constexpr(
+    "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $3, $2; shl.b32 $0, pair, 16; and.b32 $1, pair, 0xffff0000; }"
+)
 # Gates near 1 thus stay clear of float16's subnormal numbers.
 G_SCALE = tl.constexpr(64.0)
 
@@ -95,20 +100,19 @@ def gate_value(gate, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def gate_and_rest(gate, PRECISION: tl.constexpr):
-    """A loaded gate (·, t) and 1 - gate, with all its digits also where the gate is nearly 1."""
-    log = unpacked_gate(gate, PRECISION, -0.5)
-    value = exp2(-2.0 * log, PRECISION)
+def rest_of(gate, value, PRECISION: tl.constexpr):
+    """1 - a loaded gate (·, t), which has this value, with all its digits also where the gate is nearly 1."""
     if PRECISION == "bf16":
+        log = unpacked_gate(gate, PRECISION, -0.5)
         half = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=r,r", [log * LN2], tl.float32, True, 1)
         rest = half + half * value
     else:
-        x = log * (-2.0 * LN2)
+        x = unpacked_gate(gate, PRECISION) * LN2
         series = 1.0 + x * (0.5 + x * (0.1666666667 + x * (0.0416666667 + x * 0.0083333333)))
         if PRECISION == "ieee":
             series += x * x * x * x * x * (0.0013888889 + x * 0.000198412698)
         rest = tl.where(x > -0.25, -x * series, 1.0 - value)
-    return value, rest
+    return rest
 
 
 @triton.jit
@@ -144,7 +148,7 @@ def as_factor(x, PRECISION: tl.constexpr):
 def rounded(x, PRECISION: tl.constexpr):
     """x as `product` sees it."""
     if PRECISION == "bf16":
-        x = x.to(tl.bfloat16).to(tl.float32)
+        x = tl.inline_asm_elementwise(ROUND_PAIR, "=r,=r,r,r", [x], tl.float32, is_pure=True, pack=2)
     elif PRECISION == "rounded":
         x = rounded_to_bfloat16(x)
     return x

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from naju.scan.triton_chunked.algebra import (
-    LEAF_LEAST_G,
+    LEAST_F,
     advance,
     as_factor,
     crosses,
@@ -27,10 +27,10 @@ from naju.scan.triton_chunked.algebra import (
     decay_to_end,
     decay_to_middle,
     exp2,
-    gate_and_rest,
     gate_value,
     leaf_exponent,
     product,
+    rest_of,
     rounded,
     sigmoid,
     sums,
@@ -62,7 +62,7 @@ def precise_sums(x, weights, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def within_leaf(g, v, dm, scores, LEAF: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+def within_leaf(g, f, v, dm, scores, LEAF: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
     """m, dv and dg of the pairs s < t that share a leaf.
 
     dg_t is what is read from t on less what was also written from t on. Both sums are made of the same rounded factors,
@@ -81,13 +81,14 @@ def within_leaf(g, v, dm, scores, LEAF: tl.constexpr, BLOCK: tl.constexpr, PRECI
     met = readings * read - writes * pulled
     dg = precise_sums(met, (same_leaf & (row >= column)).to(tl.float32), PRECISION)
     # every term of dg_t has f_t as a factor, which was floored
-    dg *= exp2(tl.minimum(unpacked_gate(g, PRECISION) - LEAF_LEAST_G, 0.0), PRECISION)
+    dg *= tl.minimum(f / LEAST_F, 1.0)
     return from_middle * read, to_middle * pulled, dg
 
 
 @triton.jit
 def within_block(
     g,
+    f,
     v,
     dm,
     m,
@@ -105,7 +106,7 @@ def within_block(
     m += v * diagonal
     dv += dm * diagonal
     if LEAF > 1:
-        leaf_m, leaf_dv, leaf_dg = within_leaf(g, v, dm, scores, LEAF, BLOCK, PRECISION)
+        leaf_m, leaf_dv, leaf_dg = within_leaf(g, f, v, dm, scores, LEAF, BLOCK, PRECISION)
         m += leaf_m
         dv += leaf_dv
         dg += leaf_dg
@@ -245,7 +246,8 @@ def channel_gradients(
             slope = as_factor(dq * (opened + gated * (1.0 - opened)), PRECISION)
             dq *= gated
         drive = unpacked(drive, PRECISION)
-        v = drive * exp2(unpacked_gate(i_tile, PRECISION), PRECISION)
+        i = exp2(unpacked_gate(i_tile, PRECISION), PRECISION)
+        v = drive * i
         q = tl.zeros((BD, BLOCK), dtype=tl.float32)
         if HAS_D:
             dskip += tl.sum(dq * drive, axis=1)
@@ -263,13 +265,13 @@ def channel_gradients(
             alpha * dq * from_start, query, PRECISION
         )
         scores = alpha * product(key, tl.trans(query), PRECISION)
-        q, dv, dg = within_block(g, v, dq, q, dv, dg, scores, LEAF, LEVELS, BLOCK, PRECISION)
+        f = exp2(unpacked_gate(g, PRECISION), PRECISION)
+        forgotten = rest_of(g, f, PRECISION)
+        q, dv, dg = within_block(g, f, v, dq, q, dv, dg, scores, LEAF, LEVELS, BLOCK, PRECISION)
         if HAS_Z:
             store(dz, dz_stride, rows[None, :], channels[:, None], slope.to(tl.float32) * q, mask)
-        _, forgotten = gate_and_rest(g, PRECISION)
         store(df, df_stride, rows[None, :], channels[:, None], dg * forgotten, mask)
-        i, closed = gate_and_rest(i_tile, PRECISION)
-        store(di, di_stride, rows[None, :], channels[:, None], dv * v * closed, mask)
+        store(di, di_stride, rows[None, :], channels[:, None], dv * v * rest_of(i_tile, i, PRECISION), mask)
         ddrive = dv * i
         if HAS_D:
             ddrive += skip * dq
@@ -282,28 +284,22 @@ def channel_gradients(
 
 @triton.jit
 def pair_gradients(g, v, dm, LEAF: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """P[s, t] and P[t, s]: the gradient of the score B_s · C_t by these channels, s < t (in leaves also s = t).
+    """P[s, t], the gradient of the score B_s · C_t by these channels, for s < t (in leaves also s = t).
 
-    Tiles are (t, d). Both orders are computed: a transposed product as the left factor of another is not to be trusted.
+    Tiles are (t, d).
     """
     row, column = token_pairs(BLOCK)
-    by_write = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    by_reading = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    pairs = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     if LEAF > 1:
         exponent = leaf_exponent(g, LEAF, BLOCK, True)
-        writes = v * exp2(-exponent, PRECISION)
-        readings = dm * exp2(exponent, PRECISION)
-        same_leaf = row // LEAF == column // LEAF
-        by_write = tl.where(same_leaf & (row <= column), product(writes, tl.trans(readings), PRECISION), 0.0)
-        by_reading = tl.where(same_leaf & (row >= column), product(readings, tl.trans(writes), PRECISION), 0.0)
+        met = product(v * exp2(-exponent, PRECISION), tl.trans(dm * exp2(exponent, PRECISION)), PRECISION)
+        pairs = tl.where((row // LEAF == column // LEAF) & (row <= column), met, 0.0)
     for level in tl.static_range(LEVELS):
         if (2 << level) > LEAF:
             decay = decay_to_middle(g, level, BLOCK, PRECISION, True)
-            writes = v * decay
-            readings = dm * decay
-            by_write += tl.where(crosses(row, column, level), product(writes, tl.trans(readings), PRECISION), 0.0)
-            by_reading += tl.where(crosses(column, row, level), product(readings, tl.trans(writes), PRECISION), 0.0)
-    return by_write, by_reading
+            met = product(v * decay, tl.trans(dm * decay), PRECISION)
+            pairs += tl.where(crosses(row, column, level), met, 0.0)
+    return pairs
 
 
 @triton.jit(do_not_specialize=LENGTH_ARGUMENTS)
@@ -358,8 +354,7 @@ def key_gradients(
     rows, inside = rows_of(origin, 0, tokens, BLOCK, REVERSE)
     columns = tl.arange(0, BN)
     row, column = token_pairs(BLOCK)
-    by_write = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    by_reading = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    pairs = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     own = tl.zeros((BLOCK,), dtype=tl.float32)
     dkey = tl.zeros((BLOCK, BN), dtype=tl.float32)
     dquery = tl.zeros((BLOCK, BN), dtype=tl.float32)
@@ -377,20 +372,18 @@ def key_gradients(
         if HAS_Z:
             z_tile = load(z, z_stride, rows[:, None], channels[None, :], mask).to(tl.float32)
             dm *= z_tile * sigmoid(z_tile, PRECISION)
-        p_write, p_reading = pair_gradients(g, v, dm, LEAF, LEVELS, BLOCK, PRECISION)
-        by_write += p_write
-        by_reading += p_reading
+        pairs += pair_gradients(g, v, dm, LEAF, LEVELS, BLOCK, PRECISION)
         if LEAF == 1:
             own += tl.sum(v * dm, axis=1)
         dkey += product(v * decay_to_end(g, BLOCK, PRECISION, True), adjoint, PRECISION)
         dquery += product(dm * decay_from_start(g, BLOCK, PRECISION, True), state, PRECISION)
     if LEAF == 1:
-        by_write = tl.where(row == column, own[None, :], by_write)
-        by_reading = tl.where(row == column, own[None, :], by_reading)
+        pairs = tl.where(row == column, own[None, :], pairs)
     keys_mask = inside[:, None] & (columns < d_state)[None, :]
     key = load(B, B_stride, rows[:, None], columns[None, :], keys_mask)
     query = load(C, C_stride, rows[:, None], columns[None, :], keys_mask)
-    dkey += product(by_write, query, PRECISION)
-    dquery += product(by_reading, key, PRECISION)
+    dkey += product(pairs, query, PRECISION)
+    # the pairs are a product themselves, and one that is transposed as the left factor of another is not to be trusted
+    dquery += tl.trans(product(tl.trans(key), pairs, PRECISION))
     store(dB, dB_stride, rows[:, None], columns[None, :], dkey, keys_mask)
     store(dC, dC_stride, rows[:, None], columns[None, :], dquery, keys_mask)
