@@ -167,7 +167,9 @@ def drive_gradient(mixer: nn.Module, uz: Tensor) -> Tensor:
 def test_a_projection_that_lies_time_first_has_its_gradient():
     mixer = draw("naju", torch.float32, 4, d_state=3)
     uz = torch.randn(5, 3, 16, device=DEVICE).transpose(0, 1)
-    assert torch.equal(drive_gradient(mixer, uz), drive_gradient(mixer, uz.contiguous()))
+    # a GPU's kernels are compiled for each alignment of rows, and round in another order
+    difference = relative_rms(drive_gradient(mixer, uz), drive_gradient(mixer, uz.contiguous()))
+    assert difference <= TOLERANCE[torch.float32, "law"]
 
 
 @runs_kernels
