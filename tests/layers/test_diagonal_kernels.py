@@ -183,7 +183,10 @@ def compile_all(architecture, d_state):
     from naju.layers import diagonal_kernels as kernels
 
     integers = {"length", "rows", "first", "blocks", "d_inner", "d_state"}
-    for kernel, way in ((kernels.forward_kernel, kernels.FORWARD), (kernels.backward_kernel, kernels.BACKWARD)):
+    for kernel, way in (
+        (kernels.forward_kernel, kernels.FORWARD),
+        (kernels.backward_kernel, kernels.backward_way(d_state)),
+    ):
         constants = kernels._constants(way, 96, d_state, KERNEL_CHUNK)
         types = {name: "i32" if name in integers else "*fp32" for name in kernel.arg_names} | dict.fromkeys(
             constants, "constexpr"

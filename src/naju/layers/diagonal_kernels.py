@@ -34,6 +34,8 @@ MOST_PARTS = 2**28  # numbers that the blocks of channels have for dB together, 
 # Of a kernel: the warps of a program, the tokens at a time, the cells of the state in a lane, the entries among them
 FORWARD = {"WARPS": 1, "STEP": 4, "CELLS": 32, "ENTRIES": 8}
 BACKWARD = {"WARPS": 1, "STEP": 4, "CELLS": 16, "ENTRIES": 4}
+BACKWARD_OF_FEW = BACKWARD | {"CELLS": 8}  # with few entries the programs would be too few to fill a GPU
+FEW = 16
 
 
 @triton.jit
@@ -399,6 +401,10 @@ def _constants(way: dict[str, int], d_inner: int, d_state: int, chunk: int) -> d
     }
 
 
+def backward_way(d_state: int) -> dict[str, int]:
+    return BACKWARD_OF_FEW if d_state <= FEW else BACKWARD
+
+
 def _options(way: dict[str, int]) -> dict[str, Any]:
     return {"num_warps": way["WARPS"], "enable_fp_fusion": True}  # Triton 3.9 warns where the second is not said
 
@@ -426,7 +432,8 @@ def backward(
     """Gradients of h, dt, A, B, C and the initial state. Every block of channels has dB and dC of its own, so that they
     are taken a few at a time."""
     (batch, length, d_inner), d_state = h.shape, A.shape[1]
-    constants = _constants(BACKWARD, d_inner, d_state, chunk)
+    way = backward_way(d_state)
+    constants = _constants(way, d_inner, d_state, chunk)
     channels, entries = constants["KD"] * constants["GD"], constants["KN"] * constants["GN"]
     blocks = -(-d_inner // channels)
     at_once = min(blocks, max(1, MOST_PARTS // max(1, B.numel())))
@@ -441,6 +448,6 @@ def backward(
         outputs = (noted, dh, ddt, dA, parts, dinitial)
         sizes = (length, batch * length, first, count, d_inner, d_state)
         with on_device(h.device):
-            backward_kernel[(batch * count,)](*inputs, *outputs, *sizes, **constants, **_options(BACKWARD))
+            backward_kernel[(batch * count,)](*inputs, *outputs, *sizes, **constants, **_options(way))
         dB, dC = dB + parts[0].sum(0), dC + parts[1].sum(0)
     return dh, ddt, dA.sum(0), dB, dC, dinitial
