@@ -114,6 +114,7 @@ def test_stopped_in_a_validation_it_goes_on_to_the_same_end(tmp_path, whole, ste
     with pytest.raises(StoppedError, match="stopped while it was examined"):
         go(folder, rhythm, stop_in_validation=step)
     assert [row["step"] for row in read_metrics(folder)] == list(range(3, step, 3))
+    assert read_checkpoint(folder / NEWEST).facts["step"] == step  # nothing that was learned is lost
     assert same(ending(folder, go(folder)), whole)
 
 

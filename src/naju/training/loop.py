@@ -104,23 +104,32 @@ def _fit(
     enough: float,
 ) -> str:
     steps, done = learner.config.steps, int(learner.steps_done)
+
+    def ends(step: int) -> bool:
+        """Whether the run ends with this step, once its line is written and saved."""
+        try:
+            mean_loss = _log(step, learner, journal, validate if rhythm.validates(step, steps) else None)
+        except StoppedError:  # in the validation: the line is still to be written, and will be
+            journal.save(step)
+            raise
+        reporter.progress(step, mean_loss)
+        ended = step == steps or _is_enough(journal, enough)
+        journal.save_if_older(0 if ended else rhythm.save_seconds, step)
+        return ended
+
     reporter.begin(done)
-    if done == steps or _is_enough(journal, enough):
-        return "nothing left to execute"
     learner.model.train()
+    owes_line = journal.last_logged < done and rhythm.logs(done, steps)
+    if (owes_line and ends(done)) or done == steps or _is_enough(journal, enough):
+        return "nothing left to execute"
     data.shuffle(done // data.epoch_steps)
     run_steps, execution = executables(learner, data, reporter.note)
     for step in range(done + 1, steps + 1):
         if (step - 1) % data.epoch_steps == 0:
             data.shuffle((step - 1) // data.epoch_steps)
         run_steps[data.kind(step)]()
-        if rhythm.logs(step, steps):
-            mean_loss = _log(step, learner, journal, validate if rhythm.validates(step, steps) else None)
-            reporter.progress(step, mean_loss)
-            ends = step == steps or _is_enough(journal, enough)
-            journal.save_if_older(0 if ends else rhythm.save_seconds, step)
-            if ends:
-                break
+        if rhythm.logs(step, steps) and ends(step):
+            break
         if step < steps and reporter.stop():
             journal.save(step)
             raise StoppedError(f"stopped after step {step} of {steps}; the same command goes on from there")
@@ -128,7 +137,10 @@ def _fit(
 
 
 def _log(step: int, learner: Learner, journal: Journal, validate: Callable[[], float] | None) -> float:
-    """Means over the window since the last line; returns that of the loss."""
+    """Means over the window since the last line; returns that of the loss. A validation may be stopped: it comes before
+    the window is closed."""
+    learner.check_finite()
+    validation_accuracy = None if validate is None else validate()
     loss, correct = learner.window()
     count = step - journal.last_logged
     row = {
@@ -136,7 +148,7 @@ def _log(step: int, learner: Learner, journal: Journal, validate: Callable[[], f
         "loss": loss / count,
         "lr": learner.rate(step),
         "train_accuracy": correct / (count * learner.config.batch_size),
-        "validation_accuracy": None if validate is None else validate(),
+        "validation_accuracy": validation_accuracy,
     }
     journal.log(row)
     return loss / count
