@@ -288,6 +288,7 @@ def kernels_of(d_state, dtype):
         "PRECISION": config.precision,
         "LEAF": config.leaf,
         "CHUNK": config.chunk,
+        "KEPT": config.chunk // launch.BLOCK,
         "WIDTH": 4,
     }
     common |= dict.fromkeys(["HAS_GATE", "HAS_D", "HAS_Z", "KEEP", "PACKED", "HELD"], True) | {"REVERSE": False}
@@ -302,9 +303,9 @@ def kernels_of(d_state, dtype):
     yield forward.states, config.states, config.chunk, common | {"ADJOINT": False}
     yield forward.states, config.states, config.chunk, common | {"ADJOINT": True}
     yield forward.carry, launch.CARRY_TILE, launch.CARRY_BLOCK, common | {"ADJOINT": False}
-    yield forward.outputs, config.outputs, config.block, common | {"KEEP": False}
-    yield forward.outputs, config.outputs_keeping, config.block, common
-    yield backward.channel_gradients, config.channels, config.block, common
+    yield forward.outputs, config.outputs, launch.BLOCK, common | {"KEEP": False}
+    yield forward.outputs, config.outputs_keeping, launch.BLOCK, common
+    yield backward.channel_gradients, config.channels, launch.BLOCK, common
     yield backward.key_gradients, config.keys, config.chunk, common
 
 

@@ -100,14 +100,13 @@ def gate_value(gate, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def rest_of(gate, value, PRECISION: tl.constexpr):
-    """1 - a loaded gate (·, t), which has this value, with all its digits also where the gate is nearly 1."""
+def rest_of(log, value, PRECISION: tl.constexpr):
+    """1 - a gate of this logarithm and value, with all its digits also where the gate is nearly 1."""
     if PRECISION == "bf16":
-        log = unpacked_gate(gate, PRECISION, -0.5)
-        half = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=r,r", [log * LN2], tl.float32, True, 1)
+        half = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=r,r", [log * (-0.5 * LN2)], tl.float32, True, 1)
         rest = half + half * value
     else:
-        x = unpacked_gate(gate, PRECISION) * LN2
+        x = log * LN2
         series = 1.0 + x * (0.5 + x * (0.1666666667 + x * (0.0416666667 + x * 0.0083333333)))
         if PRECISION == "ieee":
             series += x * x * x * x * x * (0.0013888889 + x * 0.000198412698)
@@ -164,6 +163,26 @@ def sums(g, weights, TOKEN_MAJOR: tl.constexpr = False):
         weights = (weights / G_SCALE).to(tl.float16)
     left, right = (weights, g) if TOKEN_MAJOR else (g, weights)
     return tl.dot(left, right, input_precision="ieee")
+
+
+@triton.jit
+def block_sums(g, BLOCK: tl.constexpr):
+    """(d, t) of the sums of g over the tokens after t, over those up to t, over t alone, and over all.
+
+    In half precision they are one product with four tables side by side, which lie apart in registers already.
+    """
+    if g.dtype == tl.float16:
+        j, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, 4 * BLOCK)[None, :]
+        table, t = column // BLOCK, column % BLOCK
+        weights = tl.where(table == 0, j > t, tl.where(table == 1, j <= t, (table == 3) | (j == t)))
+        tables = tl.reshape(sums(g, weights), (g.shape[0], 2, 2, BLOCK))
+        even, odd = tl.split(tl.permute(tables, (0, 3, 1, 2)))
+        after, own = tl.split(even)
+        upto, everything = tl.split(odd)
+    else:
+        j, t = token_pairs(BLOCK)
+        after, upto, own, everything = sums(g, j > t), sums(g, j <= t), g, sums(g, j + t >= 0)
+    return after, upto, own, everything
 
 
 @triton.jit

@@ -20,8 +20,8 @@ import triton.language as tl
 
 from naju.scan.triton_chunked.algebra import (
     LEAST_F,
-    advance,
     as_factor,
+    block_sums,
     crosses,
     decay_from_start,
     decay_to_end,
@@ -33,7 +33,6 @@ from naju.scan.triton_chunked.algebra import (
     rest_of,
     rounded,
     sigmoid,
-    sums,
     token_pairs,
     unpacked,
     unpacked_gate,
@@ -63,10 +62,11 @@ def precise_sums(x, weights, PRECISION: tl.constexpr):
 
 @triton.jit
 def within_leaf(g, f, v, dm, scores, LEAF: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """m, dv and dg of the pairs s < t that share a leaf.
+    """m, dv and dg of the pairs s <= t that share a leaf.
 
     dg_t is what is read from t on less what was also written from t on. Both sums are made of the same rounded factors,
-    so they are sums of the very same terms, and what they have in common goes out in the difference to the last digit.
+    so they are sums of the very same terms, and what they have in common goes out in the difference to the last digit,
+    the pairs s = t among it.
     """
     row, column = token_pairs(BLOCK)
     same_leaf = row // LEAF == column // LEAF
@@ -75,7 +75,7 @@ def within_leaf(g, f, v, dm, scores, LEAF: tl.constexpr, BLOCK: tl.constexpr, PR
     to_middle = exp2(-exponent, PRECISION)
     readings = rounded(dm * from_middle, PRECISION)
     writes = rounded(v * to_middle, PRECISION)
-    pairs = as_factor(tl.where(same_leaf & (row < column), scores, 0.0), PRECISION)
+    pairs = as_factor(tl.where(same_leaf & (row <= column), scores, 0.0), PRECISION)
     read = product(writes, pairs, PRECISION)
     pulled = product(readings, tl.trans(pairs), PRECISION)
     met = readings * read - writes * pulled
@@ -102,10 +102,11 @@ def within_block(
 ):
     """m, dv and dg (d, t) with what the pairs inside a block add to them; scores[s, t] = B_s · C_t."""
     row, column = token_pairs(BLOCK)
-    diagonal = tl.sum(tl.where(row == column, scores, 0.0), axis=0)[None, :]
-    m += v * diagonal
-    dv += dm * diagonal
-    if LEAF > 1:
+    if LEAF == 1:
+        diagonal = tl.sum(tl.where(row == column, scores, 0.0), axis=0)[None, :]
+        m += v * diagonal
+        dv += dm * diagonal
+    else:
         leaf_m, leaf_dv, leaf_dg = within_leaf(g, f, v, dm, scores, LEAF, BLOCK, PRECISION)
         m += leaf_m
         dv += leaf_dv
@@ -212,21 +213,11 @@ def channel_gradients(
     steps = tl.cdiv(tokens, CHUNK) * (CHUNK // BLOCK)
     for step in range(steps):
         block = steps - 1 - step
-        in_chunk = (first_chunk + block // (CHUNK // BLOCK)) * size + in_state
-        state = tl.load(kept + in_chunk, mask=state_mask, other=0.0)
-        if block % (CHUNK // BLOCK) == CHUNK // BLOCK - 1:
-            tl.store(adjoints + in_chunk, adjoint.to(adjoints.dtype.element_ty), mask=state_mask)
-        if CHUNK > BLOCK:  # noqa: SIM102 (a constant and a value of the device)
-            if block % 2 == 1:
-                rows, inside = rows_of(origin, block - 1, tokens, BLOCK, REVERSE)
-                mask = (channels < d_inner)[:, None] & inside[None, :]
-                g = load(log_f, f_stride, rows[None, :], channels[:, None], mask)
-                i_tile = load(log_i, i_stride, rows[None, :], channels[:, None], mask)
-                v = unpacked(load(h, h_stride, rows[None, :], channels[:, None], mask), PRECISION)
-                v *= exp2(unpacked_gate(i_tile, PRECISION), PRECISION)
-                keys_mask = inside[:, None] & (columns < d_state)[None, :]
-                key = load(B, B_stride, rows[:, None], columns[None, :], keys_mask)
-                state = advance(state.to(tl.float32), g, v, key, BLOCK, PRECISION).to(kept.dtype.element_ty)
+        before = (first_chunk * (CHUNK // BLOCK) + block) * size
+        state = tl.load(kept + before + in_state, mask=state_mask, other=0.0)
+        if (block + 1) % (CHUNK // BLOCK) == 0:
+            after_chunk = (first_chunk + block // (CHUNK // BLOCK)) * size
+            tl.store(adjoints + after_chunk + in_state, adjoint.to(adjoints.dtype.element_ty), mask=state_mask)
         rows, inside = rows_of(origin, block, tokens, BLOCK, REVERSE)
         mask = (channels < d_inner)[:, None] & inside[None, :]
         keys_mask = inside[:, None] & (columns < d_state)[None, :]
@@ -246,18 +237,19 @@ def channel_gradients(
             slope = as_factor(dq * (opened + gated * (1.0 - opened)), PRECISION)
             dq *= gated
         drive = unpacked(drive, PRECISION)
-        i = exp2(unpacked_gate(i_tile, PRECISION), PRECISION)
+        write_log = unpacked_gate(i_tile, PRECISION)
+        i = exp2(write_log, PRECISION)
         v = drive * i
         q = tl.zeros((BD, BLOCK), dtype=tl.float32)
         if HAS_D:
-            dskip += tl.sum(dq * drive, axis=1)
             q = skip * drive
         factor = as_factor(adjoint, PRECISION)
-        decay = exp2(sums(g, row + column >= 0), PRECISION)
+        after, upto, forget_log, everything = block_sums(g, BLOCK)
+        decay = exp2(everything, PRECISION)
         dg = decay * product(as_factor(state, PRECISION) * factor, tl.full((BN, BLOCK), 1.0, tl.float32), PRECISION)
-        dv = decay_to_end(g, BLOCK, PRECISION) * product(factor, tl.trans(key), PRECISION)
+        dv = exp2(after, PRECISION) * product(factor, tl.trans(key), PRECISION)
         dg = product(v * dv, (row < column).to(tl.float32), PRECISION, dg)
-        from_start = decay_from_start(g, BLOCK, PRECISION)
+        from_start = exp2(upto, PRECISION)
         read = alpha * from_start * product(state, tl.trans(query), PRECISION)
         dg = product(dq * read, (row >= column).to(tl.float32), PRECISION, dg)
         q += read
@@ -265,16 +257,17 @@ def channel_gradients(
             alpha * dq * from_start, query, PRECISION
         )
         scores = alpha * product(key, tl.trans(query), PRECISION)
-        f = exp2(unpacked_gate(g, PRECISION), PRECISION)
-        forgotten = rest_of(g, f, PRECISION)
+        f = exp2(forget_log, PRECISION)
+        forgotten = rest_of(forget_log, f, PRECISION)
         q, dv, dg = within_block(g, f, v, dq, q, dv, dg, scores, LEAF, LEVELS, BLOCK, PRECISION)
         if HAS_Z:
             store(dz, dz_stride, rows[None, :], channels[:, None], slope.to(tl.float32) * q, mask)
         store(df, df_stride, rows[None, :], channels[:, None], dg * forgotten, mask)
-        store(di, di_stride, rows[None, :], channels[:, None], dv * v * rest_of(i_tile, i, PRECISION), mask)
+        store(di, di_stride, rows[None, :], channels[:, None], dv * v * rest_of(write_log, i, PRECISION), mask)
         ddrive = dv * i
         if HAS_D:
             ddrive += skip * dq
+            dskip += tl.sum(dq * drive, axis=1)
         store(dh, dh_stride, rows[None, :], channels[:, None], ddrive, mask)
     if HAS_D:
         tl.store(dD + index.to(tl.int64) * d_inner + channels, dskip, mask=channels < d_inner)
@@ -333,6 +326,7 @@ def key_gradients(
     alpha,
     d_inner,
     d_state,
+    KEPT: tl.constexpr,
     BLOCK: tl.constexpr,
     LEVELS: tl.constexpr,
     LEAF: tl.constexpr,
@@ -343,7 +337,7 @@ def key_gradients(
     REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """dB and dC of one chunk, summed over all channels in registers."""
+    """dB and dC of one chunk, the block here, summed over all channels in registers. It has KEPT kept states."""
     chunk = tl.program_id(0)
     sequence, place = piece_of_sequence(chunk, chunk_owners, first_chunks, chunks, PACKED)
     if sequence >= sequences:
@@ -356,15 +350,16 @@ def key_gradients(
     row, column = token_pairs(BLOCK)
     pairs = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     own = tl.zeros((BLOCK,), dtype=tl.float32)
+    size = d_inner * d_state
     dkey = tl.zeros((BLOCK, BN), dtype=tl.float32)
     dquery = tl.zeros((BLOCK, BN), dtype=tl.float32)
     for channel in range(0, d_inner, BD):
         channels = channel + tl.arange(0, BD)
         mask = inside[:, None] & (channels < d_inner)[None, :]
         state_mask = (channels < d_inner)[:, None] & (columns < d_state)[None, :]
-        in_state = (chunk.to(tl.int64) * d_inner + channels[:, None]) * d_state + columns[None, :]
-        state = tl.load(kept + in_state, mask=state_mask, other=0.0)
-        adjoint = tl.load(adjoints + in_state, mask=state_mask, other=0.0)
+        in_state = channels[:, None] * d_state + columns[None, :]
+        state = tl.load(kept + chunk.to(tl.int64) * KEPT * size + in_state, mask=state_mask, other=0.0)
+        adjoint = tl.load(adjoints + chunk.to(tl.int64) * size + in_state, mask=state_mask, other=0.0)
         g = load(log_f, f_stride, rows[:, None], channels[None, :], mask)
         v = load(h, h_stride, rows[:, None], channels[None, :], mask).to(tl.float32)
         v *= gate_value(load(log_i, i_stride, rows[:, None], channels[None, :], mask), PRECISION)

@@ -9,12 +9,12 @@ import triton.language as tl
 from naju.scan.triton_chunked.algebra import (
     advance,
     decay_from_start,
-    decay_to_end,
     exp2,
-    gate_value,
     product,
     read_block,
     sigmoid,
+    sums,
+    token_pairs,
     total,
     unpacked,
     unpacked_gate,
@@ -87,17 +87,21 @@ def states(
         rows, inside = rows_of(origin, steps - 1 - step if ADJOINT else step, tokens, BLOCK, REVERSE)
         mask = (channels < d_inner)[:, None] & inside[None, :]
         g = load(log_f, f_stride, rows[None, :], channels[:, None], mask)
-        v = load(value, value_stride, rows[None, :], channels[:, None], mask).to(tl.float32)
+        v = load(value, value_stride, rows[None, :], channels[:, None], mask)
         key = load(keys, keys_stride, rows[:, None], columns[None, :], inside[:, None] & (columns < d_state)[None, :])
         if HAS_GATE:
             tile = load(gate, gate_stride, rows[None, :], channels[:, None], mask)
+        v = unpacked(v, PRECISION)
+        j, t = token_pairs(BLOCK)
+        exponent = sums(g, j <= t if ADJOINT else j > t)
+        if HAS_GATE:
             if ADJOINT:
-                v *= tile.to(tl.float32) * sigmoid(tile.to(tl.float32), PRECISION)
+                tile = unpacked(tile, PRECISION)
+                v *= tile * sigmoid(tile, PRECISION)
             else:
-                v *= gate_value(tile, PRECISION)
-        decay = decay_from_start(g, BLOCK, PRECISION) if ADJOINT else decay_to_end(g, BLOCK, PRECISION)
+                exponent += unpacked_gate(tile, PRECISION)
         log_decay = total(g, BLOCK)
-        state = state * exp2(log_decay, PRECISION)[:, None] + product(v * decay, key, PRECISION)
+        state = state * exp2(log_decay, PRECISION)[:, None] + product(v * exp2(exponent, PRECISION), key, PRECISION)
         log_decays += log_decay
     if ADJOINT:
         state *= alpha
@@ -187,7 +191,7 @@ def outputs(
     REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """y of one segment; the last segment of a sequence writes the final state; KEEP writes it before every chunk."""
+    """y of one segment; the last segment of a sequence writes the final state; KEEP writes it before every block."""
     index, channels = split_program(d_inner, BD)
     sequence, place = piece_of_sequence(index, owners, firsts, segments, PACKED)
     if sequence >= sequences:
@@ -217,10 +221,9 @@ def outputs(
         query = load(C, C_stride, rows[:, None], columns[None, :], keys_mask)
         if HAS_Z:
             z_tile = load(z, z_stride, rows[None, :], channels[:, None], mask)
-        if KEEP:  # noqa: SIM102 (a constant and a value of the device)
-            if (block % (CHUNK // BLOCK)) == 0:
-                chunk = first_chunk + block // (CHUNK // BLOCK)
-                tl.store(kept + chunk * size + in_state, state.to(kept.dtype.element_ty), mask=state_mask)
+        if KEEP:
+            before = (first_chunk * (CHUNK // BLOCK) + block) * size
+            tl.store(kept + before + in_state, state.to(kept.dtype.element_ty), mask=state_mask)
         drive = unpacked(drive, PRECISION)
         v = drive * exp2(unpacked_gate(i_tile, PRECISION), PRECISION)
         from_start = decay_from_start(g, BLOCK, PRECISION)

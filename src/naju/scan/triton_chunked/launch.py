@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 MOST_WIDTH = 16  # of a convolution: a tail fits into the smallest chunk
+BLOCK = 16  # tokens in a step of the sweeps
 CARRY_BLOCK = 512
 MOST_CHUNKS_OF_WALK = 8
 
@@ -29,20 +30,19 @@ class Tile:
 
 
 CARRY_TILE = Tile(channels=1, stages=3)
-LOGARITHMS_TILE = Tile(channels=64, warps=2)
+LOGARITHMS_TILE = Tile(channels=128, warps=8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The shape of every kernel's work. `chunk` tokens lie between kept states."""
+    """The shape of every kernel's work. A chunk has one block or more; the state before every block can be kept."""
 
     precision: str
-    chunk: int
-    block: int  # tokens in a step of the sweeps
+    chunk: int  # tokens in a step of the kernels that do not sweep
     leaf: int  # tokens in a leaf of the block's tree; 1 where every decay is to be exact
     states: Tile
     outputs: Tile
-    outputs_keeping: Tile  # where the states before every chunk are kept for the backward
+    outputs_keeping: Tile  # where the states before every block are kept for the backward
     channels: Tile
     keys: Tile
     convolution: Tile = Tile(channels=128, warps=1, registers=64, programs=32)
@@ -73,7 +73,6 @@ def configuration(d_state: int, dtype: torch.dtype) -> Config:
         return Config(
             precision=precision,
             chunk=chunk_length(dtype),
-            block=16,
             leaf=16,
             states=Tile(channels=64, stages=2),
             outputs=Tile(channels=64, stages=3, registers=128, programs=4) if width <= 64 else wide,
@@ -87,7 +86,6 @@ def configuration(d_state: int, dtype: torch.dtype) -> Config:
     return Config(
         precision=precision,
         chunk=chunk_length(dtype),
-        block=16,
         leaf=1,
         states=tile,
         outputs=outputs,
@@ -210,11 +208,11 @@ def _levels(block: int) -> int:
 
 
 def kept_states(h: Tensor, d_state: int, cu_seqlens: Tensor | None) -> Tensor:
-    """Room for the state before every chunk."""
+    """Room for the state before every block."""
     batch, length, d_inner = h.shape
     chunk = chunk_length(h.dtype)
     chunks = batch * -(-length // chunk) if cu_seqlens is None else length // chunk + cu_seqlens.shape[0] - 1
-    return h.new_empty(chunks, d_inner, d_state, dtype=_kept_dtype(h.dtype))
+    return h.new_empty(chunks * (chunk // BLOCK), d_inner, d_state, dtype=_kept_dtype(h.dtype))
 
 
 def _kept_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -353,8 +351,8 @@ def _sweep(plan: Plan, drive: Drive, tile: Tile) -> dict[str, Any]:
         "d_inner": plan.d_inner,
         "d_state": plan.d_state,
         "CHUNK": config.chunk,
-        "BLOCK": config.block,
-        "LEVELS": _levels(config.block),
+        "BLOCK": BLOCK,
+        "LEVELS": _levels(BLOCK),
         "LEAF": config.leaf,
         "BD": tile.channels,
         "BN": padded_state(plan.d_state),
@@ -421,11 +419,12 @@ def backward(
     from naju.scan.triton_chunked import backward as kernels
 
     h, pieces, tile = drive.h, plan.pieces, plan.config.channels
-    adjoints = torch.empty_like(kept)
+    adjoints = kept.new_empty(pieces.n_chunks, *kept.shape[1:])
     dstate = None if dstate is None else dstate.contiguous()
     leaving = _entering(plan, drive, dy, dstate)
-    # segments that a packed batch only might have are skipped, and their rows must be zero
-    dD = h.new_zeros(pieces.n_segments if drive.D is not None else 0, plan.d_inner, dtype=torch.float32)
+    dD = h.new_empty(pieces.n_segments if drive.D is not None else 0, plan.d_inner, dtype=torch.float32)
+    if pieces.tables is not None:
+        dD.zero_()  # segments that a packed batch only might have are skipped
     channel_gradients = (gradients.h, gradients.f_logit, gradients.i_logit, gradients.z)
     launch(
         kernels.channel_gradients,
@@ -455,6 +454,7 @@ def backward(
         alpha=drive.alpha,
         d_inner=plan.d_inner,
         d_state=plan.d_state,
+        KEPT=plan.config.chunk // BLOCK,
         BLOCK=plan.config.chunk,
         LEVELS=_levels(plan.config.chunk),
         LEAF=plan.config.leaf,
