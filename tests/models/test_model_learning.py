@@ -34,8 +34,9 @@ def test_a_language_model_begins_to_copy(layers):
         logits, _ = model(torch.cat([pair, pair[:, :1]], dim=1))
         return F.cross_entropy(logits[:, 1:].flatten(0, 1), pair.flatten())
 
-    # GLA's gates begin at sigmoid(x)^(1/16) and move slowly; RWKV's decays do not depend on the token at first, RetNet's
-    # never. After 80 steps these three stand between 0.1 and 0.7 of the first loss, as seed and processor have it
+    # GLA's gates begin at sigmoid(x)^(1/16) and move slowly; RWKV's decays do not depend on the token at first, and
+    # RetNet's never do. After 80 steps these three stand between 0.1 and 0.7 of the first loss, as seed and processor
+    # have it.
     steps = 160 if {"gla", "retnet", "rwkv"} & set(layers) else 80
     before, after = train(LanguageModel(small_config(layers, embedding_std=None)), loss_of, steps)
     assert after < 0.5 * before
