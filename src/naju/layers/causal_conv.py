@@ -84,4 +84,4 @@ def _check_sizes(
 
 def _compiled_can(tensors: Sequence[Tensor], outputs: int) -> bool:
     plain = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
-    return plain and outputs <= MOST_OUTPUTS and missing_here() is None and other_transform(tensors) is None
+    return plain and outputs <= MOST_OUTPUTS and missing_here() is None and other_transform() is None

@@ -81,7 +81,7 @@ def _one_sequence(A: Tensor, by_kernels: bool) -> Core:
     """The scan of one sequence by the operator, or, where a transform could not see through it, by plain operations."""
 
     def core(h: Tensor, dt: Tensor, B: Tensor, C: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        if other_transform((h, dt, A, B, C, x)) is not None:
+        if other_transform() is not None:
             return _by_prefixes(h, dt, A, B, C, x)
         y, x, _ = _operator(h, dt, A, B, C, x, by_kernels)
         return y, x
@@ -214,7 +214,7 @@ def _takes(kernel: str, backend: str, reason: str | None) -> bool:
 
 
 def _reason_against_triton(h: Tensor, A: Tensor) -> str | None:
-    return gpu_refuses(h, A.shape[1], ()) or triton_missing_here()
+    return gpu_refuses(h, A.shape[1]) or triton_missing_here()
 
 
 def _kernels() -> ModuleType:
@@ -233,7 +233,7 @@ def _reason_against_mamba_ssm(h: Tensor, initial_state: Tensor | None, cu_seqlen
         return "torch.compile cannot trace it"
     if _selective_scan() is None:
         return "mamba_ssm is not installed"
-    return other_transform((h,))
+    return other_transform()
 
 
 @cache

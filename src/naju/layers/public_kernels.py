@@ -33,7 +33,7 @@ def public_kernel(
     """
     if not suits_public_kernels(q, k, v, cu_seqlens):
         return None
-    if torch.compiler.is_compiling() or other_transform((q, k, v, log_decay)) is not None:
+    if torch.compiler.is_compiling() or other_transform() is not None:
         return None
     per_head = log_decay.shape[-1] == 1
     if per_head and _gradient_refused(v.device):  # nor its forward: evaluated by other kernels than it was trained by

@@ -100,7 +100,7 @@ def _padded(matrix: Tensor) -> Tensor:
 
 def chunk_loss(logits: Tensor, targets: Tensor, *, learns: bool) -> Tensor:
     """The summed loss of logits (t, v) in float32 or better; where it `learns`, the logits become their gradient."""
-    if gpu_refuses(logits, 1, [logits]) is None and triton_missing_here() is None:
+    if gpu_refuses(logits, 1) is None and triton_missing_here() is None:
         return _kernel_loss(logits, targets, learns=learns)
     real = targets != IGNORED
     place = torch.where(real, targets, 0).unsqueeze(-1)

@@ -33,6 +33,6 @@ def _mean(features: Tensor, mask: Tensor | None) -> Tensor:
 
 def _check_mask(mask: Tensor) -> None:
     """Values are read only where that costs no wait for a device and breaks no graph, and where there are some."""
-    readable = mask.device.type == "cpu" and not torch.compiler.is_compiling() and other_transform([mask]) is None
+    readable = mask.device.type == "cpu" and not torch.compiler.is_compiling() and other_transform() is None
     if readable and not mask.bool().any(1).all():
         raise ValueError("attention_mask leaves a row without any real token; every row needs at least one")

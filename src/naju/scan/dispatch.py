@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -78,13 +78,8 @@ def _reason_against(backend: Backend, inputs: ScanInputs) -> str | None:
     return backend.missing_here() or backend.refuses(inputs)
 
 
-def only_reverse_mode(inputs: ScanInputs) -> str | None:
+def other_transform() -> str | None:
     """The refusal of every compiled kernel: other transforms than plain backward would silently see no derivative."""
-    return other_transform(inputs.tensors().values())
-
-
-def other_transform(tensors: Iterable[Tensor]) -> str | None:
-    """The transform that would not see through an opaque operator on these tensors, as a reason against it."""
     if _transform_active():
         return "a torch.func transform is active and it has a plain backward only"
     if _inside_dual_level():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -51,12 +50,12 @@ def _newest_capability() -> tuple[int, int]:
     return max(found, default=OLDEST_CAPABILITY)
 
 
-def gpu_refuses(h: Tensor, d_state: int, tensors: Iterable[Tensor], *, in_triton: bool = True) -> str | None:
-    """The reason against a scan of h and the other tensors, whatever transform surrounds them."""
+def gpu_refuses(h: Tensor, d_state: int, *, in_triton: bool = True) -> str | None:
+    """The reason against a kernel on h: its place, its sizes, or the transform that surrounds it."""
     if h.device.type != "cuda" and not (in_triton and h.device.type == "cpu" and interpreted()):
         return f"h is on {h.device} and it runs on NVIDIA GPUs only"
     if h.dtype == torch.float64:
         return "h is float64 and it computes in float32"
     if d_state > LARGEST_STATE:
         return f"d_state is {d_state} and it goes up to {LARGEST_STATE}"
-    return other_transform(tensors)
+    return other_transform()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from naju.scan.cpu_compiled.native import ScanProblem, call, loaded, missing_here, sequences_of
-from naju.scan.dispatch import Backend, ScanInputs, only_reverse_mode
+from naju.scan.dispatch import Backend, ScanInputs, other_transform
 from naju.scan.operator import Gradients, define_operator
 
 
@@ -69,7 +69,7 @@ def _refuses(inputs: ScanInputs) -> str | None:
         return f"h is on {inputs.h.device} and it runs on the CPU only"
     if inputs.h.dtype == torch.float64:
         return "h is float64 and it computes in float32"
-    return only_reverse_mode(inputs)
+    return other_transform()
 
 
 def _run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:

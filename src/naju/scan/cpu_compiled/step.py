@@ -51,4 +51,4 @@ def cpu_step_refuses(inputs: StepInputs) -> str | None:
         return "a program is being made of this step"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is active and it computes in float32"
-    return missing_here() or inputs.misfit() or inputs.needs_gradient() or other_transform(tensors)
+    return missing_here() or inputs.misfit() or inputs.needs_gradient() or other_transform()

@@ -73,7 +73,7 @@ def _backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], scan: ScanInputs) 
 
 
 def _refuses(inputs: ScanInputs) -> str | None:
-    return gpu_refuses(inputs.h, inputs.B.shape[2], inputs.tensors().values(), in_triton=False)
+    return gpu_refuses(inputs.h, inputs.B.shape[2], in_triton=False)
 
 
 _scan = define_operator("cuda_sequential", "cuda", _forward, _backward, _kept)

@@ -57,7 +57,7 @@ def _kept(scan: ScanInputs) -> list[Tensor]:
 
 
 def _refuses(inputs: ScanInputs) -> str | None:
-    return gpu_refuses(inputs.h, inputs.B.shape[2], inputs.tensors().values())
+    return gpu_refuses(inputs.h, inputs.B.shape[2])
 
 
 _scan = define_operator("triton_chunked", ("cuda", "cpu"), _forward, _backward, _kept)

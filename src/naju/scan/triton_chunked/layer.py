@@ -201,4 +201,4 @@ def layer_refuses(uz: Tensor, d_state: int, width: int) -> str | None:
     """The reason why the operator cannot run this layer, or None where it can."""
     if width > launch.MOST_WIDTH:
         return f"the convolution is {width} tokens wide and it holds at most {launch.MOST_WIDTH}"
-    return gpu_refuses(uz, d_state, [uz]) or triton_missing_here()
+    return gpu_refuses(uz, d_state) or triton_missing_here()

@@ -141,7 +141,7 @@ def _backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], scan: ScanInputs) 
 
 
 def _refuses(inputs: ScanInputs) -> str | None:
-    return gpu_refuses(inputs.h, inputs.B.shape[2], inputs.tensors().values())
+    return gpu_refuses(inputs.h, inputs.B.shape[2])
 
 
 _scan = define_operator("triton_sequential", ("cuda", "cpu"), _forward, _backward, _kept)

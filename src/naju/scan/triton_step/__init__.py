@@ -155,7 +155,7 @@ triton_step = define_step("triton_step", ("cuda", "cpu"), _step)
 def step_refuses(inputs: StepInputs) -> str | None:
     """None where the kernel can run this step, or the reason why not as the end of a sentence."""
     uz, tensors = inputs.uz, inputs.tensors()
-    reason = gpu_refuses(uz, inputs.x.shape[2], tensors) or triton_missing_here()
+    reason = gpu_refuses(uz, inputs.x.shape[2]) or triton_missing_here()
     if reason is not None:
         return reason
     if len({W.dtype for W in (*inputs.gate_weights, inputs.W_BC)}) > 1:
