@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interpreter import passes_under_the_interpreter
 from naju.scan.dispatch import ScanInputs, check_inputs
+from naju.scan.on_gpu import gpu_refuses
 from naju.scan.on_gpu import interpreted as interpreting
 from naju.scan.operator import ARGUMENTS
 from naju.scan.triton_sequential import TRITON_SEQUENTIAL, blocks_for
@@ -216,6 +218,16 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TRITON_SEQUENTIAL.missing_here() == "Triton needs a GPU of compute capability 8.0 and this one has 7.5"
     monkeypatch.setattr("naju.scan.on_gpu._triton_installed", lambda: False)
     assert TRITON_SEQUENTIAL.missing_here() == "triton is not installed"
+
+
+def test_of_several_gpus_the_one_that_is_asked_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr("naju.scan.on_gpu._capability", {0: (9, 0), 1: (7, 5)}.__getitem__)
+    with FakeTensorMode():
+        new, old = (torch.empty(1, 2, 3, device=f"cuda:{index}") for index in range(2))
+    assert gpu_refuses(new, 4) is None
+    assert gpu_refuses(old, 4) == "Triton needs a GPU of compute capability 8.0 and cuda:1 has 7.5"
+    assert gpu_refuses(old, 4, in_triton=False) is None
 
 
 @not_interpreted

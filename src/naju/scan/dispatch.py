@@ -6,12 +6,13 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+P = ParamSpec("P")
 T = TypeVar("T")
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -87,7 +88,7 @@ def other_transform() -> str | None:
     return None
 
 
-def constant_when_traced(function: Callable[[], T]) -> Callable[[], T]:
+def constant_when_traced(function: Callable[P, T]) -> Callable[P, T]:
     """`torch.compiler.assume_constant_result`, which would import the whole compiler, a second's work, with naju."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

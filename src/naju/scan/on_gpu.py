@@ -45,9 +45,22 @@ def triton_missing_here() -> str | None:
 
 @functools.cache
 def _newest_capability() -> tuple[int, int]:
-    """Of the GPUs here, which are asked once: a decoding step has no time for it."""
-    found = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
-    return max(found, default=OLDEST_CAPABILITY)
+    return max(map(_capability, range(torch.cuda.device_count())), default=OLDEST_CAPABILITY)
+
+
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
+    """Asked once: a decoding step has no time for it."""
+    return torch.cuda.get_device_capability(index)
+
+
+@constant_when_traced
+def _too_old(index: int) -> str | None:
+    """The reason against Triton on this GPU, which may stand beside a newer one that `triton_missing_here` found."""
+    if not torch.cuda.is_initialized() or _capability(index) >= OLDEST_CAPABILITY:  # fake tensors may have no GPU
+        return None
+    major, minor = _capability(index)
+    return f"Triton needs a GPU of compute capability 8.0 and cuda:{index} has {major}.{minor}"
 
 
 def gpu_refuses(h: Tensor, d_state: int, *, in_triton: bool = True) -> str | None:
@@ -58,4 +71,6 @@ def gpu_refuses(h: Tensor, d_state: int, *, in_triton: bool = True) -> str | Non
         return "h is float64 and it computes in float32"
     if d_state > LARGEST_STATE:
         return f"d_state is {d_state} and it goes up to {LARGEST_STATE}"
+    if in_triton and h.device.type == "cuda":
+        return _too_old(h.device.index) or other_transform()
     return other_transform()
