@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import ctypes.util
 import functools
-import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +18,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from naju.scan import cuda_sequential
+from naju.scan import BACKENDS, backends, cuda_sequential, naju_scan
 from naju.scan.cpu_compiled.build import BuildError, find_compiler
 from naju.scan.cuda_sequential import CUDA_SEQUENTIAL, load
-from naju.scan.dispatch import ScanInputs, check_inputs
+from naju.scan.dispatch import ScanInputs, check_inputs, choose
 from naju.scan.operator import ARGUMENTS, scan_of
 from numerics import REGIMES, Outcome, ScanCase, assert_agrees, draw_case, outcome, truth
 
@@ -32,15 +34,16 @@ static void call_kernel(void) {{ ((void (*)(const Problem))launched)(*argument);
 """
 
 
-def _compiler_or_none() -> str | None:
+def _missing(find: Callable[[], str]) -> bool:
     try:
-        return find_compiler()
+        find()
     except BuildError:
-        return None
+        return True
+    return False
 
 
-needs_compiler = pytest.mark.skipif(_compiler_or_none() is None, reason="no C++ compiler was found")
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc was not found")
+needs_compiler = pytest.mark.skipif(_missing(find_compiler), reason="no C++ compiler was found")
+needs_nvcc = pytest.mark.skipif(_missing(load.find_nvcc), reason="nvcc was not found")
 
 
 @pytest.fixture(scope="session")
@@ -253,6 +256,74 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert reason is None if tool.name == "g++" else "no C++ compiler" in str(reason)
 
 
+@pytest.fixture
+def failing_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine without Triton whose nvcc does not know its GPU; the file has a line for every call of nvcc."""
+    calls, nvcc = tmp_path / "calls", tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(f"#!/bin/sh\necho called >> {calls}\necho 'nvcc fatal: Unsupported gpu' >&2\nexit 1\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("NAJU_CACHE", str(tmp_path / "cache"))
+    here = {"is_available": lambda: True, "device_count": lambda: 1, "get_device_capability": lambda index: (12, 0)}
+    monkeypatch.setattr(load, "torch", SimpleNamespace(version=torch.version, cuda=SimpleNamespace(**here)))
+    monkeypatch.setattr(load, "_failures", [])
+    monkeypatch.setattr("naju.scan.on_gpu._triton_installed", lambda: False)
+    load.library.cache_clear()
+    yield calls
+    load.library.cache_clear()
+    torch.compiler.reset()
+
+
+def _on_a_gpu() -> dict[str, Tensor]:
+    case = draw_case(length=2, d_inner=3, d_state=4)
+    with FakeTensorMode():
+        return {name: torch.empty(tensor.shape, device="cuda") for name, tensor in case.tensors.items()}
+
+
+@needs_compiler
+def test_a_build_that_fails_leaves_the_scan_to_the_next_backend(failing_nvcc: Path) -> None:
+    reason = f"{failing_nvcc.parent}/bin/nvcc could not compile it: nvcc fatal: Unsupported gpu"
+    tensors = _on_a_gpu()
+    assert backends()["cuda_sequential"] is None
+    assert not failing_nvcc.exists()  # to ask what there is compiles nothing
+    with pytest.warns(RuntimeWarning, match=f"this process goes on without the CUDA scan: {reason}"):
+        assert choose(BACKENDS, "auto", _inputs(**tensors)).name == "chunked"
+    assert backends()["cuda_sequential"] == reason
+    assert choose(BACKENDS, "auto", _inputs(**tensors)).name == "chunked"
+    with pytest.raises(ValueError) as caught:
+        naju_scan(**tensors, backend="cuda_sequential")
+    assert str(caught.value) == f"scan backend 'cuda_sequential' cannot run this: {reason}; use backend='chunked'"
+    assert failing_nvcc.read_text() == "called\n"
+
+
+@needs_compiler
+@pytest.mark.usefixtures("failing_nvcc")
+def test_a_build_that_fails_for_a_scan_which_asked_for_it() -> None:
+    with (
+        pytest.warns(RuntimeWarning, match="without the CUDA scan"),
+        pytest.raises(ValueError, match=r"'cuda_sequential' cannot run this: .* could not compile it: .*; use "),
+    ):
+        naju_scan(**_on_a_gpu(), backend="cuda_sequential")
+
+
+@needs_compiler
+@pytest.mark.usefixtures("failing_nvcc")
+@pytest.mark.parametrize("built", [True, False])
+def test_a_build_while_a_graph_is_traced(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are symbols then, and what is chosen is still one backend, in one graph."""
+    if built:
+        monkeypatch.setattr(load, "compiled_library", lambda shape, capabilities: ctypes.util.find_library("c"))
+    chosen = torch.compile(
+        lambda h, **tensors: (h + 1, choose(BACKENDS, "auto", _inputs(h=h, **tensors)).name),
+        backend="eager",
+        fullgraph=True,
+        dynamic=True,
+    )
+    with contextlib.nullcontext() if built else pytest.warns(RuntimeWarning, match="without the CUDA scan"):
+        assert chosen(**_on_a_gpu())[1] == ("cuda_sequential" if built else "chunked")
+
+
 def test_it_refuses_what_is_not_on_a_gpu() -> None:
     reason = CUDA_SEQUENTIAL.refuses(_inputs(**draw_case(length=2, d_inner=3, d_state=4).tensors))
     assert reason == "h is on cpu and it runs on NVIDIA GPUs only"
@@ -266,7 +337,10 @@ def test_it_refuses_what_is_not_on_a_gpu() -> None:
         (torch.float64, 4, "h is float64 and it computes in float32"),
     ],
 )
-def test_what_it_refuses_on_a_gpu(dtype: torch.dtype, d_state: int, reason: str | None) -> None:
+def test_what_it_refuses_on_a_gpu(
+    dtype: torch.dtype, d_state: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "library", lambda shape: None)  # nothing is to be compiled
     with FakeTensorMode():
         wide, narrow = (torch.empty(1, 2, size, dtype=dtype, device="cuda") for size in (3, d_state))
         assert CUDA_SEQUENTIAL.refuses(_inputs(wide, wide, wide, narrow, narrow)) == reason

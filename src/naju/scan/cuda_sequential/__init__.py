@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from naju.scan.cuda_sequential.load import SEGMENT, Problem, call, missing_here, shape_for
+from naju.scan.cuda_sequential.load import SEGMENT, Problem, call, missing_here, not_built, shape_for
 from naju.scan.dispatch import Backend, ScanInputs
 from naju.scan.on_gpu import gpu_refuses
 from naju.scan.operator import Gradients, define_operator
@@ -73,7 +73,8 @@ def _backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], scan: ScanInputs) 
 
 
 def _refuses(inputs: ScanInputs) -> str | None:
-    return gpu_refuses(inputs.h, inputs.B.shape[2], in_triton=False)
+    d_state = inputs.B.shape[2]
+    return gpu_refuses(inputs.h, d_state, in_triton=False) or not_built(shape_for(d_state))
 
 
 _scan = define_operator("cuda_sequential", "cuda", _forward, _backward, _kept)

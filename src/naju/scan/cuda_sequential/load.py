@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -96,34 +97,47 @@ def call(function: str, problem: Problem, tensors: Mapping[str, Tensor | None]) 
             setattr(problem, name, Matrix(data, tensor.stride(-3), tensor.stride(-2), TYPES[tensor.dtype]))
         else:
             setattr(problem, name, data)
-    launch(library(shape_for(problem.d_state)), function, problem, alive["h"].device)
+    launch(loaded(shape_for(problem.d_state)), function, problem, alive["h"].device)
 
 
 def _laid_out(tensor: Tensor, as_rows: bool) -> Tensor:
     return tensor if as_rows and tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def launch(loaded: ctypes.CDLL, function: str, problem: Problem, device: torch.device) -> None:
+def launch(built: ctypes.CDLL, function: str, problem: Problem, device: torch.device) -> None:
     """Queue the kernel behind what torch has queued on its current stream."""
     with torch.cuda.device(device):
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        error = getattr(loaded, function)(ctypes.byref(problem), torch.cuda.current_device(), stream)
+        error = getattr(built, function)(ctypes.byref(problem), torch.cuda.current_device(), stream)
     if error != 0:
-        raise RuntimeError(f"the CUDA scan was not launched: {explained(loaded, error)}")
+        raise RuntimeError(f"the CUDA scan was not launched: {explained(built, error)}")
 
 
-def explained(loaded: ctypes.CDLL, error: int) -> str:
-    loaded.naju_error.restype = ctypes.c_char_p
-    return str(loaded.naju_error(error).decode())
+def explained(built: ctypes.CDLL, error: int) -> str:
+    built.naju_error.restype = ctypes.c_char_p
+    return str(built.naju_error(error).decode())
+
+
+def loaded(shape: Shape) -> ctypes.CDLL:
+    found = library(shape)
+    if isinstance(found, str):
+        raise RuntimeError(f"the CUDA scan is not available: {found}")
+    return found
 
 
 @functools.cache
-def library(shape: Shape) -> ctypes.CDLL:
+def library(shape: Shape) -> ctypes.CDLL | str:
+    """The loaded library, or the reason there is none. Decided once a process."""
     capabilities = {torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())}
     try:
         return ctypes.CDLL(str(compiled_library(shape, capabilities)))
     except (BuildError, OSError) as error:
-        raise RuntimeError(f"the CUDA scan is not available: {error}") from error
+        _failures.append(str(error))
+        warnings.warn(f"this process goes on without the CUDA scan: {error}", RuntimeWarning, stacklevel=2)
+        return str(error)
+
+
+_failures: list[str] = []  # of builds: what stops nvcc once would stop it again
 
 
 def compiled_library(shape: Shape, capabilities: Iterable[tuple[int, int]]) -> Path:
@@ -149,8 +163,15 @@ def _host_compiler() -> list[str]:
 
 
 @constant_when_traced
+def not_built(shape: Shape) -> str | None:
+    """Why there is no library for this shape. The first to ask waits for nvcc, while it can still choose."""
+    found = library(shape)
+    return found if isinstance(found, str) else None
+
+
+@constant_when_traced
 def missing_here() -> str | None:
-    """Why the CUDA scan cannot run on this machine. Looks for the tools and compiles nothing."""
+    """Why the CUDA scan cannot run on this machine, as far as tools and past builds tell: it compiles nothing."""
     if sys.platform == "win32":
         return "it is built as a POSIX shared library, which Windows does not load"
     if torch.version.hip is not None:
@@ -162,4 +183,4 @@ def missing_here() -> str | None:
         _host_compiler()
     except BuildError as error:
         return str(error)
-    return None
+    return _failures[0] if _failures else None
