@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from naju.bench.compare import (
     Failed,
@@ -59,6 +59,30 @@ def test_the_rest_is_measured_when_one_fails(capsys: pytest.CaptureFixture[str])
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split()[:5] == ["model", "N", "eager", "ms", "eager"]
     assert lines[-1].split() == ["absent", "-", "-", "-", "-", "not", "here"]
+
+
+class FitsAlone(nn.Module):
+    """Runs while it is tried, and runs out of memory once it is timed beside others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, u: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > 2:
+            raise torch.OutOfMemoryError("tried to allocate")
+        return u
+
+
+def test_what_fails_beside_the_others_is_a_result_too() -> None:
+    modules = {"large": FitsAlone(), "peer": nn.Identity()}
+    results = compare(modules, lambda module: lambda: module(torch.ones(1)), ["eager"], rounds=3, device="cpu")
+    assert results["large", "eager"] == Failed("out of memory")
+    peer = results["peer", "eager"]
+    assert isinstance(peer, Measured)
+    assert len(peer.timing.seconds) == 3
+    assert modules["large"].calls == 3, "who is out is not run again"
 
 
 def test_no_ratio_without_the_peer() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from written_rows import rows
 
-from naju.bench import errors
+from naju.bench import errors, scan_kernels
 from naju.bench.errors import GATES, ErrorsBench, relative_rms, run_errors_bench
 from naju.bench.scan_inputs import scan_inputs
 from naju.bench.scan_kernels import WAYS, compulsory_bytes, kernel_rows
@@ -30,6 +30,22 @@ def test_kernels_have_a_share_of_the_copy_or_a_reason() -> None:
     assert both["backward_over_forward"] == pytest.approx(backward_s / forward["median_s"])
     assert {"first_call_s", "peak_bytes", "batch", "length", "d_inner", "d_state", "dtype"} <= set(both)
     assert "unknown scan backend 'no_such_backend'" in by_pass["no_such_backend", WAYS[2]]["reason"]
+
+
+def test_a_kernel_that_fails_beside_the_others_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, calls = scan_kernels.naju_scan, []
+
+    def short_of_memory(*, backend: str, **inputs: Tensor) -> tuple[Tensor, Tensor]:
+        if backend == "associative":
+            calls.append(backend)
+            if len(calls) > 2 * len(WAYS):  # after every pass was tried
+                raise torch.OutOfMemoryError("tried to allocate")
+        return honest(**inputs, backend=backend)
+
+    monkeypatch.setattr(scan_kernels, "naju_scan", short_of_memory)
+    names = ["associative", "chunked"]
+    found = kernel_rows(names, SHAPE, torch.float32, rounds=2, device="cpu", copied_bytes=1 << 16)
+    assert [row.get("reason") for row in found] == [*["out of memory"] * 3, *[None] * 3]
 
 
 def test_compulsory_bytes_are_six_sequences_in_and_one_out() -> None:

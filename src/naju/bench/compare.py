@@ -19,6 +19,7 @@ from naju.bench.peers import PeerMissingError
 from naju.bench.rows import print_table, timing_row
 
 T = TypeVar("T")
+Name = TypeVar("Name")
 Mode = Literal["eager", "graph", "compiled"]
 Make = Callable[[nn.Module], Run]
 RATES = (("TFLOP/s", "flop_per_s", 1e12), ("GB/s", "bytes_per_s", 1e9))  # column, key of a row, unit
@@ -75,6 +76,22 @@ def first_try(run: Run, device: str) -> Trial:
     return Trial(run, first_call_seconds(run), peak_bytes(run, device))
 
 
+def measure_in_turn(tried: Mapping[Name, Trial | Failed], rounds: int) -> dict[Name, Measured | Failed]:
+    """Every trial timed beside the others. One that fails there, for want of the memory that they hold, is out."""
+    failed = {name: trial for name, trial in tried.items() if isinstance(trial, Failed)}
+    trials = {name: trial for name, trial in tried.items() if isinstance(trial, Trial)}
+
+    def run_or_out(name: Name) -> None:
+        if name not in failed:
+            outcome = attempt(trials[name].run)
+            if isinstance(outcome, Failed):
+                failed[name] = outcome
+
+    timings = time_in_turn({name: partial(run_or_out, name) for name in trials}, rounds, SHORTEST_TIMED)
+    measured = {name: Measured(timings[name], trial.first_call_s, trial.peak_bytes) for name, trial in trials.items()}
+    return {name: failed.get(name) or measured[name] for name in tried}
+
+
 def build_all(names: Sequence[str], build: Callable[[str], nn.Module]) -> dict[str, nn.Module | Failed]:
     """Each module, drawn from the same seed."""
 
@@ -109,13 +126,7 @@ def _in_mode(
         name: module if isinstance(module, Failed) else attempt(partial(_try, module, make, mode, device, compile_mode))
         for name, module in modules.items()
     }
-    runs = {name: trial.run for name, trial in tried.items() if isinstance(trial, Trial)}
-    timings = time_in_turn(runs, rounds, SHORTEST_TIMED)
-    runs.clear()
-    results = {
-        name: trial if isinstance(trial, Failed) else Measured(timings[name], trial.first_call_s, trial.peak_bytes)
-        for name, trial in tried.items()
-    }
+    results = measure_in_turn(tried, rounds)
     tried.clear()
     if mode == "compiled":
         torch.compiler.reset()  # or the next sizes would count as a change of these and compile for any size

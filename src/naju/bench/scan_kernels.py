@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from naju.bench.compare import SHORTEST_TIMED, Failed, Trial, attempt, first_try
-from naju.bench.measure import Run, Timing, captured, time_in_turn
+from naju.bench.compare import Failed, Measured, Trial, attempt, first_try, measure_in_turn
+from naju.bench.measure import Run, captured
 from naju.bench.rows import print_table, timing_row
 from naju.bench.scan_inputs import scan_inputs
 from naju.scan import naju_scan
@@ -37,14 +37,16 @@ def kernel_rows(
     inputs = scan_inputs(*shape, dtype=dtype, device=device)
     tried = {(name, way): attempt(partial(_try, name, way, inputs, device)) for name in names for way in WAYS}
     source, target = (torch.zeros(copied_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    runs = {f"{name} {way}": trial.run for (name, way), trial in tried.items() if isinstance(trial, Trial)}
-    timings = time_in_turn({COPY: lambda: target.copy_(source), **runs}, rounds, SHORTEST_TIMED)
+    copy = Trial(lambda: target.copy_(source), None, None)
+    results = measure_in_turn({(COPY, COPY): copy, **tried}, rounds)
     about: dict[str, Any] = dict(zip(("batch", "length", "d_inner", "d_state"), shape, strict=True))
     about |= {"dtype": str(dtype).removeprefix("torch."), "compulsory_bytes": compulsory_bytes(inputs)}
-    about["copy_bytes_per_s"] = 2 * copied_bytes / timings[COPY].median  # read and written
+    copied = results[COPY, COPY]
+    assert isinstance(copied, Measured)  # it allocates nothing that it could lack
+    about["copy_bytes_per_s"] = 2 * copied_bytes / copied.timing.median  # read and written
     rows = [
-        {"bench": "scan kernels", "backend": name, "pass": way, **about, **_result(trial, timings, name, way, about)}
-        for (name, way), trial in tried.items()
+        {"bench": "scan kernels", "backend": name, "pass": way, **about, **_result(results, name, way, about)}
+        for name, way in tried
     ]
     print(f"scan kernels, {about}")
     print_table(rows, COLUMNS)
@@ -77,19 +79,20 @@ def forward_and_backward(name: str, inputs: dict[str, Tensor]) -> Run:
 
 
 def _result(
-    trial: Trial | Failed, timings: Mapping[str, Timing], name: str, way: str, about: Mapping[str, Any]
+    results: Mapping[tuple[str, str], Measured | Failed], name: str, way: str, about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    if isinstance(trial, Failed):
-        return {"reason": trial.reason}
-    timing = timings[f"{name} {way}"]
-    row = timing_row(timing) | {"first_call_s": trial.first_call_s, "peak_bytes": trial.peak_bytes}
+    result = results[name, way]
+    if isinstance(result, Failed):
+        return {"reason": result.reason}
+    row = timing_row(result.timing) | {"first_call_s": result.first_call_s, "peak_bytes": result.peak_bytes}
     if way == FORWARD:
-        speed = about["compulsory_bytes"] / timing.median
+        speed = about["compulsory_bytes"] / result.timing.median
         return row | {"bytes_per_s": speed, "share_of_copy": speed / about["copy_bytes_per_s"]}
-    forward, keeping = (timings.get(f"{name} {earlier}") for earlier in (FORWARD, KEEPING))
-    if way == KEEPING or forward is None or keeping is None:
+    forward, keeping = results[name, FORWARD], results[name, KEEPING]
+    if way == KEEPING or isinstance(forward, Failed) or isinstance(keeping, Failed):
         return row
-    return row | {"backward_over_forward": (timing.median - keeping.median) / forward.median}
+    backward_s = result.timing.median - keeping.timing.median
+    return row | {"backward_over_forward": backward_s / forward.timing.median}
 
 
 def compulsory_bytes(inputs: dict[str, Tensor]) -> int:
