@@ -1,14 +1,19 @@
 """The benchmarks run at tiny sizes and leave rows that say what was measured, where and by which command."""
 
+import sys
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 from written_rows import rows
 
+from naju import cli
 from naju.bench.measure import Timing, peak_bytes, time_in_turn
 from naju.bench.model import ModelBench, run_model_bench
+from naju.bench.rows import save_rows
 from naju.bench.scan import ScanBench, run_scan_bench
+from naju.lab.throughput import Throughput
 
 
 def test_scan_bench_writes_rows(tmp_path: Path) -> None:
@@ -21,6 +26,18 @@ def test_scan_bench_writes_rows(tmp_path: Path) -> None:
     assert against["reference"]["times_faster_than_reference"] == 1
     assert {"chunked", "reference"} <= set(against)
     assert all({"machine", "command", "when", "median_s", "spread_s"} <= set(row) for row in written)
+
+
+@pytest.mark.parametrize("command", [*get_args(cli.Benches), Throughput])
+def test_no_path_of_ones_own_lands_in_a_row(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = command if isinstance(command, type) else get_args(command)[0]
+    paths = [f"--{name}" for name, hint in get_type_hints(kind).items() if Path in (hint, *get_args(hint))]
+    assert paths
+    words = [word for path in paths for word in (path, "my/own", "--rounds", "2", f"{path}=my/own", "--quick")]
+    monkeypatch.setattr(sys, "argv", ["/my/own/naju", "bench", *words])
+    save_rows("any", [{}], tmp_path)
+    (row,) = rows(tmp_path, "any")
+    assert row["command"] == " ".join(["naju bench", *["--rounds 2 --quick"] * len(paths)])
 
 
 def test_model_bench_writes_rows(tmp_path: Path) -> None:

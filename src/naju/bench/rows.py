@@ -18,6 +18,7 @@ import naju
 from naju.bench.measure import Run, Timing, peak_bytes, time_in_turn
 
 RESULTS = Path("benchmarks/results")
+PATH_OPTIONS = ("--out", "--rows", "--plot", "--picture")  # of the commands that write rows
 # Packages whose kernels a row may have timed.
 KERNEL_PACKAGES = ("triton", "mamba_ssm", "causal_conv1d", "fla-core", "mlstm_kernels")
 
@@ -101,10 +102,15 @@ def _shown(value: Any) -> str:
 
 
 def _command() -> str:
-    """As it was given, but for the folder the rows went to, which is somebody's own."""
-    given = sys.argv[1:]
-    kept = [word for before, word in zip(["", *given], given, strict=False) if "--out" not in (before, word)]
-    return " ".join(["naju", *kept])
+    """As it was given, but for files and folders, which are somebody's own."""
+    kept, given = ["naju"], iter(sys.argv[1:])
+    for word in given:
+        option, equals, _ = word.partition("=")
+        if option not in PATH_OPTIONS:
+            kept.append(word)
+        elif not equals:
+            next(given, None)  # the path is the word after it
+    return " ".join(kept)
 
 
 def _processor() -> str:
