@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from naju.bench import decode
 from naju.bench.decode import TOKENS, DecodeBench, Decoder, run_decode_bench
 from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.forward_plot import draw_times
+from naju.bench.peers import check_names
 from naju.bench.shells import ResidualStack
 from naju.bench.training import TrainingBench, run_training_bench, training_step
 
@@ -86,6 +88,32 @@ def test_training_writes_tokens_per_second(tmp_path: Path) -> None:
     for row in written:
         assert set(row) >= TIMED
         assert row["tokens_per_s"] == pytest.approx(32 / row["median_s"])
+
+
+@pytest.mark.usefixtures("mamba2", "no_fla")
+@pytest.mark.parametrize("name", ["forward", "training"])
+def test_a_compiled_row_names_the_mode_of_the_compiler(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda module, mode: asked.append(mode) or module)
+    small: dict[str, Any] = {**SMALL, "modes": ("eager", "compiled"), "models": ("mamba2", "gla"), "lengths": (8,)}
+    for options in ({}, {"compile_mode": "default"}):
+        if name == "forward":
+            run_forward_bench(ForwardBench(**small, **options, batch=1, device="cpu", out=tmp_path))
+        else:
+            run_training_bench(TrainingBench(**small, **options, tokens=8, vocab_size=11, device="cpu", out=tmp_path))
+    told = [row.get("compile_mode") for row in rows(tmp_path, name)]
+    assert told == [None, None, "max-autotune", "max-autotune", None, None, "default", "default"]
+    assert asked == ["max-autotune", "default"]
+
+
+def test_every_peer_that_a_bench_measures_unasked_is_one() -> None:
+    check_names({*ForwardBench().models, *TrainingBench().models})
+    paper = {"naju", "naju-rank64", "naju-rank32", "mamba2", "mamba", "mamba-16", "gla", "hgrn", "retnet", "mlstm"}
+    assert (
+        set(ForwardBench().models) == set(TrainingBench().models) == paper | {"transformer-math", "transformer-flash"}
+    )
 
 
 def test_training_refuses_lengths_that_do_not_divide_the_tokens(tmp_path: Path) -> None:

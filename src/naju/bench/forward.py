@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from naju.bench.compare import (
+    COMPILE_MODE,
     Failed,
     Mode,
     build_all,
@@ -31,6 +32,8 @@ from naju.bench.work import rates, work_of
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 MODELS = (
     "naju",
+    "naju-rank64",
+    "naju-rank32",
     "mamba2",
     "mamba",
     "mamba-16",
@@ -57,8 +60,8 @@ class ForwardBench:
     d_state: int = 64
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     modes: tuple[Mode, ...] = field(default_factory=default_modes)
-    compile_mode: str = "default"
-    """torch.compile's mode, for the mode "compiled"."""
+    compile_mode: str = COMPILE_MODE
+    """torch.compile's mode, for the mode "compiled"; this one tunes for minutes at every shape, "default" is quicker"""
     against: str = "mamba2"
     """the peer that every time is divided by"""
     rounds: int = 20
@@ -107,7 +110,7 @@ def _at_length(bench: ForwardBench, modules: Mapping[str, nn.Module | Failed], l
     def about(name: str) -> dict[str, Any]:
         return {**shape, **sizes_of(modules[name]), **work_of(modules[name], **sizes, itemsize=u.itemsize)}
 
-    rows = result_rows(results, about, bench.against)
+    rows = result_rows(results, about, bench.against, bench.compile_mode)
     rows = [{"bench": "forward", **row, **rates(row)} for row in rows]
     print(f"\nforward, no gradient, {told(shape)}")
     print_comparison(rows, bench.against, "median_s", "ms", 1e3)

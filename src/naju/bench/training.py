@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from naju.bench.compare import (
+    COMPILE_MODE,
     Failed,
     Mode,
     build_all,
@@ -38,6 +39,8 @@ MODELS = (
     "gla",
     "hgrn",
     "retnet",
+    "mlstm",
+    "transformer-math",
     "transformer-flash",
 )
 
@@ -59,8 +62,8 @@ class TrainingBench:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """weights are float32; bfloat16 is by autocast"""
     modes: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
-    compile_mode: str = "default"
-    """torch.compile's mode, for the mode "compiled"."""
+    compile_mode: str = COMPILE_MODE
+    """torch.compile's mode, for the mode "compiled"; this one tunes for minutes at every shape, "default" is quicker"""
     against: str = "mamba2"
     """the peer that every time is divided by"""
     rounds: int = 20
@@ -110,7 +113,7 @@ def _at_length(bench: TrainingBench, modules: Mapping[str, nn.Module | Failed], 
         work = work_of(modules[name], **sizes, itemsize=dtype.itemsize, passes=3)
         return {**shape, **sizes_of(modules[name]), **work}
 
-    rows = result_rows(results, about, bench.against)
+    rows = result_rows(results, about, bench.against, bench.compile_mode)
     rows = [{"bench": "training", **row, **_throughput(row, bench.tokens), **rates(row)} for row in rows]
     print(f"\ntraining step (forward, backward, AdamW), {told(shape)}")
     print_comparison(rows, bench.against, "tokens_per_s", "tokens/s")
