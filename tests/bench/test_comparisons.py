@@ -74,7 +74,36 @@ def test_forward_writes_a_row_for_each_model_length_and_mode(tmp_path: Path) -> 
 def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match="nothing was timed"):
-        draw_times([{"model": "gla", "mode": "eager", "length": 8, "reason": "not here"}], tmp_path / "empty.png")
+        draw_times([{"model": "gla", "mode": "eager", "length": 8, "reason": "not here"}], "", tmp_path / "empty.png")
+
+
+def test_a_picture_names_each_models_numbers_and_shares_colours_among_variants(tmp_path: Path) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures.Figure, "savefig", lambda figure, *given, **options: drawn.append(figure))
+        sizes = {"naju": 64, "naju-rank64": 64, "hgrn": 1, "transformer-math": None}
+        timed = [
+            {
+                "model": model,
+                "mode": "graph",
+                "batch": 2,
+                "length": length,
+                "d_state": d_state,
+                "median_s": 1e-6 * length,
+            }
+            for model, d_state in sizes.items()
+            for length in (32, 16)
+        ]
+        draw_times(timed, "Forward", tmp_path / "forward.png")
+    (figure,) = drawn
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert set(lines) == {"naju (N 64)", "naju-rank64 (N 64)", "hgrn (N 1)", "transformer-math"}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == set(lines)
+    ours, low, other = (lines[label] for label in ("naju (N 64)", "naju-rank64 (N 64)", "hgrn (N 1)"))
+    assert ours.get_color() == low.get_color() != other.get_color()
+    assert list(ours.get_xdata()) == [16, 32]
+    assert list(ours.get_ydata()) == pytest.approx([500, 500]), "nanoseconds a token"
 
 
 @pytest.mark.usefixtures("mamba2")

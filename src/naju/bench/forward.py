@@ -23,6 +23,7 @@ from naju.bench.compare import (
     result_rows,
     sizes_of,
 )
+from naju.bench.forward_plot import draw_times
 from naju.bench.measure import Run, default_device
 from naju.bench.peers import check_names
 from naju.bench.rows import RESULTS, save_rows, told
@@ -68,7 +69,7 @@ class ForwardBench:
     """timed rounds; every timed run follows an untimed one"""
     device: str = field(default_factory=default_device)
     plot: Path | None = None
-    """draw time against length into this file"""
+    """draw a token's time against length into this file"""
     out: Path = RESULTS
     """folder for the rows"""
 
@@ -84,9 +85,8 @@ def run_forward_bench(bench: ForwardBench) -> None:
         rows += measured
     print(f"rows appended to {path}")
     if bench.plot is not None:
-        from naju.bench.forward_plot import draw_times
-
-        draw_times(rows, bench.plot)
+        shape = {name: getattr(bench, name) for name in ("batch", "n_layers", "d_model", "dtype")}
+        draw_times(rows, f"Forward, {told(shape)}", bench.plot)
         print(f"picture in {bench.plot}")
 
 
