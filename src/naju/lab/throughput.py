@@ -15,26 +15,15 @@ from typing import Any, NamedTuple
 import torch
 
 from naju.bench.compare import OUT_OF_MEMORY
-from naju.bench.forward import ForwardBench, run_forward_bench
-from naju.bench.rows import RESULTS
+from naju.bench.forward import MODELS, ForwardBench, run_forward_bench
+from naju.bench.forward_plot import draw_times
+from naju.bench.rows import RESULTS, told
 from naju.bench.training import TrainingBench, run_training_bench
 from naju.lab.diagnostics import aligned
 from naju.lab.paper import paper_tables
 
 RIVAL = "mamba2"
-FORWARD_MODELS = (
-    "naju",
-    "mamba2",
-    "mamba",
-    "mamba-16",
-    "gla",
-    "hgrn",
-    "retnet",
-    "rwkv6",
-    "mlstm",
-    "transformer-math",
-    "transformer-flash",
-)
+FORWARD_MODELS = (*MODELS, "rwkv6")
 TRAINING_MODELS = (
     "naju",
     "naju-rank64",
@@ -70,8 +59,11 @@ class Throughput:
     """Measure nothing; only print the tables from the rows that are there."""
     rows: Path = RESULTS
     """Folder of the benchmarks' rows."""
+    plot: Path | None = None
+    """Draw a token's time in the forward pass, as CUDA graphs, into this file: the newest rows that are there."""
 
 
+FORWARD_SHAPE = ("batch", "n_layers", "dtype")  # what rows have to share
 # In place of a number where a model did not fit into the memory, which the tables of the paper leave empty.
 RAN_OUT = math.inf
 
@@ -130,6 +122,9 @@ def run_throughput(options: Throughput) -> None:
         _measure(options.rows)
     if not options.quick:
         print("\n\n".join(map(told_speed, speed_tables(options.rows))))
+    if options.plot is not None:
+        _draw(options.rows, options.plot)
+        print(f"picture in {options.plot}")
 
 
 def _measure(folder: Path) -> None:
@@ -145,15 +140,24 @@ def _measure_quickly(folder: Path) -> None:
     run_training_bench(TrainingBench(**small, lengths=(256,), tokens=1024, vocab_size=1000))
 
 
+def _draw(folder: Path, path: Path) -> None:
+    """The newest row of each model and length; runs of several days may stand beside each other."""
+    usual = ForwardBench()
+    as_graphs = [row for row in _forward_rows(folder) if (row["mode"], row["d_model"]) == ("graph", usual.d_model)]
+    newest = {(row["model"], row["length"]): row for row in as_graphs}
+    timed = [row for row in newest.values() if row.get("median_s") not in (None, RAN_OUT)]
+    machines = ", ".join(sorted({row["machine"]["accelerator"] for row in timed}))
+    shape = {name: getattr(usual, name) for name in FORWARD_SHAPE}
+    draw_times(timed, f"Forward on {machines}: {told(shape)}, d_model {usual.d_model}", path)
+
+
 def speed_tables(folder: Path) -> list[SpeedTable]:
     """Forward time and memory, training throughput and memory; the newest row of each kind on a GPU counts, if its
-    sizes are those that the bench has by default, which are the paper's."""
-    forward, training = (_rows(folder / f"{name}.jsonl") for name in ("forward", "training"))
-    forward = [row for row in forward if _is_like(ForwardBench(), row, "batch", "n_layers", "dtype")]
-    step = TrainingBench()
+    sizes and the compiler's mode are those that the bench has by default, which are the paper's."""
+    step, training = TrainingBench(), _rows(folder / "training.jsonl")
     training = [row for row in training if row.get("batch") == step.tokens / max(row["length"], 1)]
     training = [row for row in training if _is_like(step, row, "n_layers", "d_model", "vocab_size", "dtype")]
-    forward_paper = paper_tables()["tab:throughput"].rows
+    forward, forward_paper = _forward_rows(folder), paper_tables()["tab:throughput"].rows
     by_part = {part: [row for row in forward_paper if row["part"] == part] for part in ("a", "b")}
     return [
         _table("Forward pass, ms", forward, "median_s", 1e3, _by_length(by_part["a"])),
@@ -162,9 +166,15 @@ def speed_tables(folder: Path) -> list[SpeedTable]:
     ]
 
 
+def _forward_rows(folder: Path) -> list[dict[str, Any]]:
+    """Of the usual shape, but of any width: the paper has two."""
+    return [row for row in _rows(folder / "forward.jsonl") if _is_like(ForwardBench(), row, *FORWARD_SHAPE)]
+
+
 def _is_like(usual: ForwardBench | TrainingBench, row: Mapping[str, Any], *names: str) -> bool:
     has_usual_state = row["model"] not in SIZED or row.get("d_state") == usual.d_state
-    return has_usual_state and all(row.get(name) == getattr(usual, name) for name in names)
+    has_usual_mode = row.get("compile_mode", usual.compile_mode) == usual.compile_mode  # rows of old name none
+    return has_usual_state and has_usual_mode and all(row.get(name) == getattr(usual, name) for name in names)
 
 
 def training_tables(rows: Sequence[Mapping[str, Any]]) -> list[SpeedTable]:
@@ -227,18 +237,9 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], key: str, scale: float
 
 
 def _measured(numbers: Numbers, contender: Contender, length: int) -> tuple[float | None, float | None]:
-    """A number and its ratio to the rival's."""
-    own, rival = numbers.get(contender, {}).get(length), _rival(numbers, contender, length)
+    """A number and its ratio to the rival's of the same width, which the paper has for none but 256."""
+    own, rival = (numbers.get(one, {}).get(length) for one in (contender, contender._replace(model=RIVAL)))
     return own, None if own is None or rival is None or RAN_OUT in (own, rival) else own / rival
-
-
-def _rival(numbers: Numbers, contender: Contender, length: int) -> float | None:
-    """Of the same width where it was measured, else of the table's own."""
-    for d_model in (contender.d_model, 256):
-        found = numbers.get(contender._replace(model=RIVAL, d_model=d_model), {}).get(length)
-        if found is not None:
-            return found
-    return None
 
 
 def _by_length(rows: Sequence[Mapping[str, Any]]) -> Numbers:
@@ -281,7 +282,7 @@ def told_speed(table: SpeedTable) -> str:
     lines = [[table.title, *map(str, table.lengths)]]
     lines += [[row.label, *map(_told_pair, row.cells)] for row in table.rows]
     where = f"ours on {', '.join(table.machines)}" if table.machines else "nothing of ours measured yet"
-    return f"{aligned(lines)}\n{where}; in brackets: over {RIVAL}, then the paper's number and ratio"
+    return f"{aligned(lines)}\n{where}; in brackets: over {RIVAL} of the same width; then the paper's number and ratio"
 
 
 def _told_pair(pair: Pair) -> str:
