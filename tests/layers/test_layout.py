@@ -109,6 +109,19 @@ def test_the_layout_follows_from_what_is_given():
     assert packed.rows == 2
 
 
+def test_boundaries_of_the_host_go_to_where_the_tokens_are():
+    u, tail = torch.empty(1, 4, 2, device="meta"), torch.empty(2, 3, 2, device="meta")
+    layout = layout_of(u, cu_seqlens=torch.tensor([0, 1, 4]))
+    assert layout.cu_seqlens.device == u.device
+    assert [delayed.shape for delayed in layout.past(u, tail)] == [u.shape] * 4
+    assert layout.last(u, tail).shape == tail.shape
+
+
+def test_boundaries_of_the_host_are_checked_for_tokens_elsewhere():
+    with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to the length 4"):
+        layout_of(torch.empty(1, 4, 2, device="meta"), cu_seqlens=torch.tensor([0, 5]))
+
+
 def test_what_does_not_fit_is_refused():
     u = torch.zeros(2, 4, 2)
     with pytest.raises(ValueError, match=r"attention_mask must have shape \(2, 4\), but has \(4, 2\)"):

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from naju.scan.dispatch import check_cu_seqlens
+from naju.scan.dispatch import boundaries_on, check_cu_seqlens
 
 ADDITIVE = (
     "attention_mask must be 1 at tokens and 0 at padding; of floats it must have some 1 and no other number, since one "
@@ -120,7 +120,7 @@ def layout_of(u: Tensor, attention_mask: Tensor | None = None, cu_seqlens: Tenso
         raise ValueError("attention_mask and cu_seqlens exclude each other: packed sequences have no padding")
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, batch, length)
-        return PackedLayout(cu_seqlens, length)
+        return PackedLayout(boundaries_on(u.device, cu_seqlens), length)
     if attention_mask is None:
         return Layout(batch)
     return PaddedLayout(checked_mask(attention_mask, batch, length))

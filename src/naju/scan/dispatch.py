@@ -177,6 +177,11 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int) -> int:
     return len(cu_seqlens) - 1
 
 
+def boundaries_on(device: torch.device, cu_seqlens: Tensor) -> Tensor:
+    """Those of a host go to a GPU without a wait for it; the other way nobody would know when they have arrived."""
+    return cu_seqlens.to(device, non_blocking=device.type == "cuda")
+
+
 def check_boundaries(boundaries: Sequence[int], length: int) -> None:
     rising = all(left <= right for left, right in itertools.pairwise(boundaries))
     if not rising or boundaries[0] != 0 or boundaries[-1] != length:

@@ -5,11 +5,10 @@ This module lays tensors out for scan.cu and nothing else. Every tensor may have
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from naju.scan.cuda_sequential.load import SEGMENT, Problem, call, missing_here, not_built, shape_for
-from naju.scan.dispatch import Backend, ScanInputs
+from naju.scan.dispatch import Backend, ScanInputs, boundaries_on
 from naju.scan.on_gpu import gpu_refuses
 from naju.scan.operator import Gradients, define_operator
 
@@ -30,7 +29,7 @@ def _problem(scan: ScanInputs, partial_stride: int = 0) -> Problem:
 def _inputs(scan: ScanInputs) -> dict[str, Tensor | None]:
     cu_seqlens = scan.cu_seqlens
     drive = {"h": scan.h, "f_logit": scan.f_logit, "i_logit": scan.i_logit, "B": scan.B, "C": scan.C, "z": scan.z}
-    boundaries = None if cu_seqlens is None else cu_seqlens.to(scan.h.device, torch.int64)
+    boundaries = None if cu_seqlens is None else boundaries_on(scan.h.device, cu_seqlens.long())
     return {**drive, "D": None if scan.D is None else scan.D.float(), "boundaries": boundaries}
 
 

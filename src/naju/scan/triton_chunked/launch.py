@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from naju.scan.dispatch import boundaries_on
+
 MOST_WIDTH = 16  # of a convolution: a tail fits into the smallest chunk
 BLOCK = 16  # tokens in a step of the sweeps
 CARRY_BLOCK = 512
@@ -142,6 +144,7 @@ def cut(h: Tensor, sequences: int, cu_seqlens: Tensor | None, tile: Tile, chunk:
             tables=None,
         )
     n_segments, n_chunks = length // segment + sequences, length // chunk + sequences
+    boundaries = _within(boundaries_on(h.device, cu_seqlens), length)
     return Pieces(
         sequences=sequences,
         length=length,
@@ -150,7 +153,7 @@ def cut(h: Tensor, sequences: int, cu_seqlens: Tensor | None, tile: Tile, chunk:
         chunks=0,
         n_segments=n_segments,
         n_chunks=n_chunks,
-        tables=_packed_tables(_within(cu_seqlens.to(h.device), length), segment, n_segments, chunk, n_chunks),
+        tables=_packed_tables(boundaries, segment, n_segments, chunk, n_chunks),
     )
 
 

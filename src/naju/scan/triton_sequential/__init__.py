@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from naju.scan.dispatch import Backend, ScanInputs
+from naju.scan.dispatch import Backend, ScanInputs, boundaries_on
 from naju.scan.on_gpu import gpu_refuses, triton_missing_here
 from naju.scan.operator import Gradients, define_operator
 
@@ -90,7 +90,7 @@ def _grid(initial_state: Tensor, blocks: dict[str, Any]) -> tuple[int]:
 
 
 def _boundaries(scan: ScanInputs) -> Tensor | None:
-    return None if scan.cu_seqlens is None else scan.cu_seqlens.to(scan.h.device).contiguous()
+    return None if scan.cu_seqlens is None else boundaries_on(scan.h.device, scan.cu_seqlens).contiguous()
 
 
 def _backward(dy: Tensor, dstate: Tensor, kept: list[Tensor], scan: ScanInputs) -> Gradients:
