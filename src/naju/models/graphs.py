@@ -47,9 +47,10 @@ class GraphedDecoder:
 
     @torch.no_grad()
     def __init__(self, step: Step, token: Tensor, state: ModelState, capture: Capture) -> None:
+        self._step = step  # keeps the weights, of which the graphs know the addresses only
         self._token = token.clone()
         after = step(token, state)[1].clone()  # has the precisions that a step hands on
-        self._buffers = [after, next_buffer(after)]  # the graphs know their addresses only
+        self._buffers = [after, next_buffer(after)]  # likewise
         orders = (self._buffers, self._buffers[::-1])
         self._replays = [capture(partial(step_between, step, self._token, *order)) for order in orders]
         self._buffers[0].restore(state)
