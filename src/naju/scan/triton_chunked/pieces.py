@@ -6,7 +6,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# A changed length never compiles anything again.
+# A changed length compiles nothing again, with one exception. Where sequences begin from nothing, or nobody
+# differentiates the final state, there is no tensor for the ends of a sequence: `outputs` and `channel_gradients` then
+# get None while a sequence is one segment and a tensor once it is several, and each is compiled for both.
 LENGTH_ARGUMENTS = ["length", "sequences", "segments", "segment", "chunks", "rows_in_all"]
 
 
