@@ -7,9 +7,12 @@ import math
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from written_results import result
 
 from naju.lab.pages import Bars, Chart, Line, Point, linear, logarithmic, named
 from naju.lab.pages.chart import colour, dash, outline
+from naju.lab.report.charts import styles_of
+from naju.lab.report.results import group_models, parse_result
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -50,11 +53,37 @@ def test_what_lies_beyond_an_axis_is_drawn_at_its_end():
     assert linear(0, 1).share(7.0) == 1.0
 
 
-def test_no_two_of_forty_styles_look_alike():
-    looks = {(colour(style), outline(style)) for style in range(40)}
-    assert len(looks) == 40
-    assert [style for style in range(40) if colour(style) == colour(0)] == [0]
-    assert len({dash(style) for style in range(8)}) > 1
+@pytest.mark.parametrize("told_by", [outline, dash], ids=["marker", "dash"])
+def test_no_two_of_many_styles_look_alike(told_by):
+    """Training curves have no markers, and points no dashes."""
+    assert len({(colour(style), told_by(style)) for style in range(29)}) == 29
+
+
+def test_the_first_style_shares_neither_colour_nor_marker():
+    for look in (colour, outline):
+        assert [style for style in range(29) if look(style) == look(0)] == [0]
+
+
+def drawn(mixer, variant="default"):
+    return parse_result(result(mixer, "T2", 1, variant=variant))
+
+
+def test_all_models_of_a_report_look_different_with_and_without_markers():
+    variants = [
+        drawn(mixer, variant) for mixer in ("naju", "mlstm", "coupled") for variant in ("default", "hidden-head")
+    ]
+    styles = styles_of(group_models(variants))
+    assert {"xLSTM (hidden-head)", "Transformer 3 × epochs", "Attention"} <= set(styles)
+    for told_by in (outline, dash):
+        assert len({(colour(style), told_by(style)) for style in styles.values()}) == len(styles)
+
+
+def test_a_known_name_looks_the_same_beside_whatever_else_was_run():
+    alone = styles_of(group_models([drawn("coupled")]))
+    crowd = styles_of(group_models([drawn("coupled"), drawn("mlstm"), drawn("mlstm", "larger"), drawn("gla", "wide")]))
+    assert crowd["Coupled"] == alone["Coupled"]
+    assert colour(alone["Coupled"]) != colour(alone["xLSTM"])
+    assert styles_of(group_models([drawn("coupled", "quick")]))["Coupled (quick)"] == alone["Coupled"]
 
 
 def crowded(count):

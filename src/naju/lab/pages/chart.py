@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Place = tuple[float, float]
-# Marker outlines around (0, 0), all of about one area. Their number has no factor in common with that of the colours
-# that repeat, so that two series of one colour have different markers.
+# Outlines around (0, 0), all of about one area: the first series' own, and those that repeat. Neither their number nor
+# that of the dashes has a factor in common with that of the colours that repeat, so that two series of one colour have
+# different markers and different dashes.
+DISC = "M4.5 0A4.5 4.5 0 1 1-4.5 0A4.5 4.5 0 1 1 4.5 0Z"
 MARKERS = (
-    "M4.5 0A4.5 4.5 0 1 1-4.5 0A4.5 4.5 0 1 1 4.5 0Z",
     "M-4-4H4V4H-4Z",
     "M0-5.5L5 4H-5Z",
     "M0-6L5 0L0 6L-5 0Z",
     "M0 5.5L5-4H-5Z",
     "M-1.8-5H1.8V-1.8H5V1.8H1.8V5H-1.8V1.8H-5V-1.8H-1.8Z",
+    "M-4.8-2.3L-2.3-4.8L0-2.5L2.3-4.8L4.8-2.3L2.5 0L4.8 2.3L2.3 4.8L0 2.5L-2.3 4.8L-4.8 2.3L-2.5 0Z",
 )
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 COLOURS = 8
@@ -32,11 +34,12 @@ def colour(style: int) -> int:
 
 
 def outline(style: int) -> str:
-    return MARKERS[style % len(MARKERS)]
+    """The first series has a marker of its own, too: some of the colours are nearly alike."""
+    return DISC if style == 0 else MARKERS[(style - 1) % len(MARKERS)]
 
 
 def dash(style: int) -> str:
-    return DASHES[style // 2 % len(DASHES)]
+    return DASHES[style % len(DASHES)]
 
 
 class Tick(NamedTuple):

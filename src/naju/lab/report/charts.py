@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from naju.lab.pages import Chart, Line, Point, linear, logarithmic, named
 from naju.lab.paper import PaperModel, diagnostics
-from naju.lab.report.results import BOARDS, Model, Result, Seeds
+from naju.lab.report.results import BOARDS, Model, Result, Seeds, family
+from naju.mixers import MIXERS
 from naju.tasks import TASKS
 
 Styles = Mapping[str, int]
@@ -19,14 +20,14 @@ BEST_SHARES = linear(NEARLY_RIGHT, 1.004, parts=6)
 
 
 def styles_of(models: Sequence[Model]) -> dict[str, int]:
-    """A style a label: a model looks the same in every chart, and as the paper's row about it.
+    """A style a label: a model looks the same in every chart, and as the paper's row about it. Known names have theirs
+    in every report.
 
-    A model in a size that the paper lacks looks like a row of its mixer, unless another model has that look already.
+    A model whose size or variant has no such name looks like one of its mixer, unless another has that look already.
     """
-    styles = {row.label: style for style, row in enumerate(diagnostics().models)}
-    free = {row.label: row.mixer for row in diagnostics().models}
-    for model in models:
-        free.pop(model.label, None)
+    known, present = _known_labels(), {model.label for model in models}
+    styles = {label: style for style, label in enumerate(known)}
+    free = {label: mixer for label, mixer in known.items() if label not in present}
     for model in (model for model in models if model.label not in styles):
         alike = next((label for label, mixer in free.items() if mixer == model.mixer), None)
         if alike is None:
@@ -35,6 +36,12 @@ def styles_of(models: Sequence[Model]) -> dict[str, int]:
             styles[model.label] = styles[alike]
             free.pop(alike)
     return styles
+
+
+def _known_labels() -> dict[str, str]:
+    """The paper's rows, then the mixers that it has no row of; each with its mixer."""
+    rows = {row.label: row.mixer for row in diagnostics().models}
+    return rows | {family(mixer): mixer for mixer in MIXERS if mixer not in rows.values()}
 
 
 def frontier(models: Sequence[Model], styles: Styles) -> Chart:
