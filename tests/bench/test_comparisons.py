@@ -172,6 +172,11 @@ def test_decode_times_naju_after_each_context_and_a_peer_once(tmp_path: Path) ->
     for row in written.values():
         assert set(row) >= (ALWAYS if row["model"] == "gla" else TIMED)
         assert "reason" in row or row["microseconds_per_step"] == pytest.approx(row["median_s"] / TOKENS * 1e6)
+        assert "reason" in row or row["bytes_per_s"] == pytest.approx(row["least_bytes"] / row["median_s"])
+    one, three = (written["naju after 4", batch] for batch in (1, 3))
+    assert three["flop"] == 3 * one["flop"] == 3 * written["naju after 6", 1]["flop"]
+    weights = TOKENS * 4 * one["parameters"]
+    assert three["least_bytes"] - weights == 3 * (one["least_bytes"] - weights), "weights are read once for all"
 
 
 def test_decode_compares_with_one_time_only(tmp_path: Path) -> None:

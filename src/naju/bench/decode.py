@@ -27,6 +27,7 @@ from naju.bench.measure import Run, default_device
 from naju.bench.peers import PeerMissingError, check_names
 from naju.bench.rows import RESULTS, save_rows, told
 from naju.bench.shells import ResidualStack, build_stack
+from naju.bench.work import rates, work_of_step
 from naju.mixers import Mixer, State
 from naju.models.backbone import ModelState
 from naju.models.graphs import next_buffer, step_between
@@ -91,6 +92,12 @@ class Decoder(nn.Module):
         rows = torch.zeros(batch, dtype=torch.long)
         return [mixer.step for mixer in mixers], [state.reorder(rows) for state in self.read]  # type: ignore[misc]
 
+    def states_of_one(self) -> list[list[Tensor]]:
+        """What every layer keeps of one sequence, the memory first."""
+        if self.read is None:
+            return [list(reversed(_cache(peer.mixer, 1))) for peer in self.stack.peers]
+        return [list(state.tensors().values()) for state in self.read]
+
 
 def _decoders(name: str, stack: nn.Module | Failed, contexts: tuple[int, ...]) -> list[tuple[str, Decoder | Failed]]:
     """Naju once after every context, a peer once."""
@@ -149,14 +156,20 @@ def _at_batch(bench: DecodeBench, decoders: Mapping[str, Decoder | Failed], batc
         return {**shape, "context": context, "tokens_a_run": TOKENS, **sizes_of(decoder)}
 
     rows = result_rows(results, about, bench.against)
-    rows = [{"bench": "decode", **row, **_per_token(row)} for row in rows]
+    sizes = {"batch": batch, "d_model": bench.d_model, "n_layers": bench.n_layers, "itemsize": u.itemsize}
+    rows = [{"bench": "decode", **row, **_per_step(row, decoders[row["model"]], sizes)} for row in rows]
     print(f"\none decoding step, {told(shape)}")
     print_comparison(rows, bench.against, "microseconds_per_step", "us")
     return rows
 
 
-def _per_token(row: Mapping[str, Any]) -> dict[str, float]:
-    return {"microseconds_per_step": row["median_s"] / TOKENS * 1e6} if "median_s" in row else {}
+def _per_step(row: Mapping[str, Any], decoder: Decoder | Failed, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Its time, and the work of as many steps as a run has."""
+    if "median_s" not in row:
+        return {}
+    assert isinstance(decoder, Decoder)
+    work = {name: TOKENS * one for name, one in work_of_step(decoder, decoder.states_of_one(), **sizes).items()}
+    return {"microseconds_per_step": row["median_s"] / TOKENS * 1e6, **work, **rates({**row, **work})}
 
 
 def _run(decoder: nn.Module, first: Tensor) -> Run:
