@@ -56,8 +56,8 @@ def test_the_rest_is_measured_when_one_fails(capsys: pytest.CaptureFixture[str])
     assert rows["absent"]["reason"] == "not here"
     assert "median_s" not in rows["wrong"]
     print_comparison(list(rows.values()), "peer", "median_s", "ms", 1e3)
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split()[:5] == ["model", "N", "eager", "ms", "eager"]
+    _, head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:7] == ["model", "N", "eager", "ms", "eager", "/", "peer"]
     assert lines[-1].split() == ["absent", "-", "-", "-", "-", "not", "here"]
 
 
@@ -83,6 +83,23 @@ def test_what_fails_beside_the_others_is_a_result_too() -> None:
     assert isinstance(peer, Measured)
     assert len(peer.timing.seconds) == 3
     assert modules["large"].calls == 3, "who is out is not run again"
+
+
+@pytest.mark.parametrize(
+    ("modes", "key", "unit", "scale"),
+    [(("eager", "graph"), "median_s", "ms", 1e3), (("eager", "compiled"), "tokens_per_s", "tokens/s", 1)],
+)
+def test_a_table_shows_the_spread_of_every_mode_in_120_columns(
+    modes: tuple[str, ...], key: str, unit: str, scale: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed = {"median_s": 0.04, "spread_s": [0.03, 0.05], "tokens_per_s": 431_000.0, "time_over_mamba2": 1.08}
+    timed |= {"d_state": 64, "peak_bytes": 5_590_000_000, "flop_per_s": 2.14e14, "bytes_per_s": 1.1e12}
+    print_comparison(
+        [{"model": "transformer-flash", "mode": mode, **timed} for mode in modes], "mamba2", key, unit, scale
+    )
+    note, head, line = capsys.readouterr().out.splitlines()
+    assert line.count("±25.0%") == 2
+    assert max(map(len, (note, head, line))) <= 120
 
 
 def test_no_ratio_without_the_peer() -> None:

@@ -11,25 +11,39 @@ from written_rows import rows
 from naju.bench import errors, scan_kernels
 from naju.bench.errors import GATES, ErrorsBench, relative_rms, run_errors_bench
 from naju.bench.scan_inputs import scan_inputs
-from naju.bench.scan_kernels import WAYS, compulsory_bytes, kernel_rows
+from naju.bench.scan_kernels import WAYS, kernel_rows
 
 SHAPE = (2, 24, 8, 4)
 TENSORS = {"y", "state", "dh", "df_logit", "di_logit", "dB", "dC", "dD", "dz", "dinitial_state"}
 
 
-def test_kernels_have_a_share_of_the_copy_or_a_reason() -> None:
+def test_kernels_have_a_share_of_the_copy_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["chunked", "no_such_backend"]
     found = kernel_rows(names, SHAPE, torch.float32, rounds=2, device="cpu", copied_bytes=1 << 16)
     by_pass = {(row["backend"], row["pass"]): row for row in found}
     assert set(by_pass) == {(name, way) for name in names for way in WAYS}
     forward, keeping, both = (by_pass["chunked", way] for way in WAYS)
     assert forward["share_of_copy"] == pytest.approx(
-        forward["compulsory_bytes"] / forward["median_s"] / forward["copy_bytes_per_s"]
+        forward["least_bytes"] / forward["median_s"] / forward["copy_bytes_per_s"]
     )
     backward_s = both["median_s"] - keeping["median_s"]
     assert both["backward_over_forward"] == pytest.approx(backward_s / forward["median_s"])
+    assert both["training_over_forward"] == pytest.approx(both["median_s"] / forward["median_s"])
+    for row in (forward, keeping, both):
+        assert row["flop_per_s"] == pytest.approx(row["flop"] / row["median_s"])
+        assert row["bytes_per_s"] == pytest.approx(row["least_bytes"] / row["median_s"])
+    assert both["flop"] > forward["flop"] == keeping["flop"]
+    assert both["least_bytes"] > forward["least_bytes"]
     assert {"first_call_s", "peak_bytes", "batch", "length", "d_inner", "d_state", "dtype"} <= set(both)
     assert "unknown scan backend 'no_such_backend'" in by_pass["no_such_backend", WAYS[2]]["reason"]
+    *_, head, first, second, third, _, _, _ = capsys.readouterr().out.splitlines()
+    assert "backward  training" in head
+    assert all("%" in line for line in (first, second, third))
+    shown = third[head.index("backward") :].split()[:2]
+    assert [float(number) for number in shown] == pytest.approx(
+        [both["backward_over_forward"], both["training_over_forward"]], rel=0.01
+    )
+    assert head.index("reason") <= 120
 
 
 def test_a_kernel_that_fails_beside_the_others_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,12 +60,6 @@ def test_a_kernel_that_fails_beside_the_others_is_a_row(monkeypatch: pytest.Monk
     names = ["associative", "chunked"]
     found = kernel_rows(names, SHAPE, torch.float32, rounds=2, device="cpu", copied_bytes=1 << 16)
     assert [row.get("reason") for row in found] == [*["out of memory"] * 3, *[None] * 3]
-
-
-def test_compulsory_bytes_are_six_sequences_in_and_one_out() -> None:
-    batch, length, d_inner, d_state = SHAPE
-    inputs = scan_inputs(*SHAPE, dtype=torch.bfloat16)
-    assert compulsory_bytes(inputs) == 2 * batch * length * (5 * d_inner + 2 * d_state)
 
 
 def test_overwrites_are_seldom() -> None:

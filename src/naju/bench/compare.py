@@ -16,13 +16,12 @@ from torch import nn
 
 from naju.bench.measure import Run, Timing, captured, first_call_seconds, peak_bytes, time_in_turn
 from naju.bench.peers import PeerMissingError
-from naju.bench.rows import print_table, timing_row
+from naju.bench.rows import RATES, give_or_take, print_table, timing_row, told_rates
 
 T = TypeVar("T")
 Name = TypeVar("Name")
 Mode = Literal["eager", "graph", "compiled"]
 Make = Callable[[nn.Module], Run]
-RATES = (("TFLOP/s", "flop_per_s", 1e12), ("GB/s", "bytes_per_s", 1e9))  # column, key of a row, unit
 # Shorter runs are repeated to fill this many seconds, or the clock's grain and a launch's jitter would show.
 SHORTEST_TIMED = 0.005
 # The paper's. Its CUDA graphs suit both benches: they read weights where they lie, so that they see what the optimizer
@@ -172,8 +171,8 @@ def result_rows(
 
 
 def print_comparison(rows: Sequence[Mapping[str, Any]], against: str, key: str, unit: str, scale: float = 1.0) -> None:
-    """A line for each model: for every mode `key` times `scale` and its time over the peer's; then what the fastest
-    mode achieved, memory and reasons."""
+    """A line for each model: for every mode `key` times `scale` and its time over the peer's; then the best rates of
+    all modes, the most memory, and reasons."""
     lines: dict[str, dict[str, Any]] = {}
     for row in rows:
         line = lines.setdefault(row["model"], {"model": row["model"], "N": row["d_state"]})
@@ -181,16 +180,15 @@ def print_comparison(rows: Sequence[Mapping[str, Any]], against: str, key: str, 
         if "reason" in row:
             line["reason"] = row["reason"]
             continue
-        line |= {f"{mode} {unit}": row[key] * scale, f"{mode} time / {against}": row[f"time_over_{against}"]}
+        line[f"{mode} {unit}"] = give_or_take(row, key, scale)
+        line[f"{mode} / {against}"] = row[f"time_over_{against}"]
         if row["peak_bytes"] is not None:
             line["MB"] = max(line.get("MB", 0.0), row["peak_bytes"] / 1e6)
-        for column, achieved, unit_of_it in RATES:
-            if achieved in row:
-                line[column] = max(line.get(column, 0.0), row[achieved] / unit_of_it)
+        line |= {heading: max(line.get(heading, 0.0), rate) for heading, rate in told_rates(row).items()}
     modes = dict.fromkeys(row["mode"] for row in rows)
-    columns = [column for mode in modes for column in (f"{mode} {unit}", f"{mode} time / {against}")]
-    achieved_columns = [column for column, achieved, _ in RATES if any(achieved in row for row in rows)]
-    print_table(list(lines.values()), ["model", "N", *columns, *achieved_columns, "MB", "reason"])
+    columns = [column for mode in modes for column in (f"{mode} {unit}", f"{mode} / {against}")]
+    print(f"± is half the distance between the quartiles; / {against} is a ratio of times")
+    print_table(list(lines.values()), ["model", "N", *columns, *RATES, "MB", "reason"])
 
 
 def sizes_of(module: nn.Module | Failed) -> dict[str, Any]:

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from naju.bench.measure import Run, time_in_turn
 from naju.bench.peers import mamba2_config
-from naju.bench.rows import RESULTS, package_version, print_table, rows_by_length, save_rows, timing_row, told
+from naju.bench.rows import (
+    RESULTS,
+    package_version,
+    print_table,
+    rows_by_length,
+    save_rows,
+    timing_row,
+    told,
+    with_spread,
+)
 from naju.bench.training import training_step
 from naju.models import LanguageModel, ModelConfig
 
@@ -76,7 +85,7 @@ def _training(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
         for name, timing in timings.items()
     ]
     print(f"training step (forward, backward, AdamW), float32, {told(shape)}")
-    print_table(rows, ["model", "median_s", "time_over_naju"])
+    print_table(with_spread(rows, "median_s"), ["model", "median_s", "time_over_naju"])
     return rows
 
 
@@ -121,7 +130,8 @@ def _decoding(bench: ModelBench, model: LanguageModel) -> list[dict[str, Any]]:
         for (name, context), timing in timings.items()
     ]
     print(f"\none decoding step, batch 1 ({STEPS} steps a round)")
-    print_table(rows, ["model", "context", "microseconds_per_token", "time_over_naju"])
+    lines = with_spread(rows, "microseconds_per_token")
+    print_table(lines, ["model", "context", "microseconds_per_token", "time_over_naju"])
     return rows
 
 

@@ -19,6 +19,7 @@ from naju.bench.measure import Run, Timing, peak_bytes, time_in_turn
 
 RESULTS = Path("benchmarks/results")
 PATH_OPTIONS = ("--out", "--rows", "--plot", "--picture")  # of the commands that write rows
+RATES = {"TFLOP/s": ("flop_per_s", 1e12), "GB/s": ("bytes_per_s", 1e9)}
 # Packages whose kernels a row may have timed.
 KERNEL_PACKAGES = ("triton", "mamba_ssm", "causal_conv1d", "fla-core", "mlstm_kernels")
 
@@ -49,6 +50,22 @@ def timing_row(timing: Timing) -> dict[str, Any]:
     return {"median_s": timing.median, "spread_s": list(timing.spread), "rounds": len(timing.seconds)}
 
 
+def give_or_take(row: Mapping[str, Any], key: str, scale: float = 1.0) -> str:
+    """A number of a timed row with half of the distance between the quartiles, in per cent of their median."""
+    first, third = row["spread_s"]
+    return f"{_shown(float(row[key] * scale))} ±{50 * (third - first) / row['median_s']:.1f}%"
+
+
+def with_spread(rows: Iterable[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Timed rows as they are printed."""
+    return [{**row, **told_rates(row), key: give_or_take(row, key)} for row in rows]
+
+
+def told_rates(row: Mapping[str, Any]) -> dict[str, float]:
+    """What a row achieved, by the heading of its column."""
+    return {heading: row[key] / unit for heading, (key, unit) in RATES.items() if key in row}
+
+
 def rows_by_length(
     run_at: Callable[[int], Run],
     lengths: Sequence[int],
@@ -66,7 +83,8 @@ def rows_by_length(
         row["peak_bytes_per_token"] = None if peak is None else peak / length
         rows.append(row)
     print("\nforward, no gradient, batch 1")
-    print_table(rows, ["length", "microseconds_per_token", "peak_bytes_per_token"])
+    lines = with_spread(rows, "microseconds_per_token")
+    print_table(lines, ["length", "microseconds_per_token", "peak_bytes_per_token"])
     return rows
 
 
@@ -86,8 +104,9 @@ def told(shape: Mapping[str, Any]) -> str:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Columns of a handful of rows; numbers have three digits, or more before the point."""
-    cells = [list(columns), *([_shown(row.get(column)) for column in columns] for row in rows)]
+    """Columns of a handful of rows, empty ones left out; numbers have three digits, or more before the point."""
+    columns = [column for column in columns if any(row.get(column) is not None for row in rows)]
+    cells = [columns, *([_shown(row.get(column)) for column in columns] for row in rows)]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
     for line in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

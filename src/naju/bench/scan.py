@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 
 from naju.bench.measure import Run, default_device, time_in_turn
-from naju.bench.rows import RESULTS, print_table, rows_by_length, save_rows, timing_row, told
+from naju.bench.rows import RATES, RESULTS, print_table, rows_by_length, save_rows, timing_row, told, with_spread
 from naju.bench.scan_inputs import scan_inputs
 from naju.bench.scan_kernels import forward, forward_and_backward, kernel_rows
+from naju.bench.work import rates, work_of_scan
 from naju.scan import backends
 
 
@@ -53,18 +54,19 @@ def run_scan_bench(bench: ScanBench) -> None:
 def _against_reference(bench: ScanBench, names: list[str]) -> list[dict[str, Any]]:
     shape = {"batch": bench.batch, "length": bench.length, "d_inner": bench.d_inner, "d_state": bench.d_state}
     # `associative` holds every state at once and is there to be read, not to be fast.
-    inputs = scan_inputs(*shape.values())
+    inputs, work = scan_inputs(*shape.values()), work_of_scan(**shape, itemsize=torch.float32.itemsize, backward=True)
     contenders = {name: forward_and_backward(name, inputs) for name in names if name != "associative"}
     timings = time_in_turn(contenders, bench.rounds)
     reference = timings["reference"].median
     rows = [
-        {"bench": "scan forward+backward", "backend": name, **shape, "dtype": "float32"}
+        {"bench": "scan forward+backward", "backend": name, **shape, "dtype": "float32", **work}
         | timing_row(timing)
         | {"times_faster_than_reference": reference / timing.median}
         for name, timing in timings.items()
     ]
+    rows = [row | rates(row) for row in rows]
     print(f"forward + backward, float32, {told(shape)}")
-    print_table(rows, ["backend", "median_s", "times_faster_than_reference"])
+    print_table(with_spread(rows, "median_s"), ["backend", "median_s", "times_faster_than_reference", *RATES])
     return rows
 
 

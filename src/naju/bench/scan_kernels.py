@@ -12,16 +12,16 @@ from torch import Tensor
 
 from naju.bench.compare import Failed, Measured, Trial, attempt, first_try, measure_in_turn
 from naju.bench.measure import Run, captured
-from naju.bench.rows import print_table, timing_row
+from naju.bench.rows import RATES, give_or_take, print_table, timing_row, told, told_rates
 from naju.bench.scan_inputs import scan_inputs
+from naju.bench.work import rates, work_of_scan
 from naju.scan import naju_scan
 
 COPIED_BYTES = 1 << 30
 COPY = "copy"
 # A backward cannot be captured without its forward: its time is that of both less that of a forward that keeps for it.
 FORWARD, KEEPING, BOTH = WAYS = ("forward", "forward that keeps", "forward and backward")
-NUMBERS = ["median_s", "share_of_copy", "backward_over_forward", "first_call_s", "peak_bytes"]
-COLUMNS = ["backend", "pass", *NUMBERS, "reason"]
+COLUMNS = ["backend", "pass", "ms", "of copy", "backward", "training", *RATES, "first s", "MB", "reason"]
 
 
 def kernel_rows(
@@ -39,17 +39,19 @@ def kernel_rows(
     source, target = (torch.zeros(copied_bytes, dtype=torch.uint8, device=device) for _ in range(2))
     copy = Trial(lambda: target.copy_(source), None, None)
     results = measure_in_turn({(COPY, COPY): copy, **tried}, rounds)
-    about: dict[str, Any] = dict(zip(("batch", "length", "d_inner", "d_state"), shape, strict=True))
-    about |= {"dtype": str(dtype).removeprefix("torch."), "compulsory_bytes": compulsory_bytes(inputs)}
     copied = results[COPY, COPY]
     assert isinstance(copied, Measured)  # it allocates nothing that it could lack
-    about["copy_bytes_per_s"] = 2 * copied_bytes / copied.timing.median  # read and written
-    rows = [
-        {"bench": "scan kernels", "backend": name, "pass": way, **about, **_result(results, name, way, about)}
-        for name, way in tried
-    ]
-    print(f"scan kernels, {about}")
-    print_table(rows, COLUMNS)
+    copy_bytes_per_s = 2 * copied_bytes / copied.timing.median  # read and written
+    sizes = dict(zip(("batch", "length", "d_inner", "d_state"), shape, strict=True))
+    about = {"dtype": str(dtype).removeprefix("torch."), "copy_bytes_per_s": copy_bytes_per_s}
+    rows = []
+    for name, way in tried:
+        work = work_of_scan(**sizes, itemsize=dtype.itemsize, backward=way == BOTH)
+        row = {"bench": "scan kernels", "backend": name, "pass": way, **sizes, **about, **work}
+        rows.append(row | _result(results, name, way, row))
+    print(f"scan kernels, {told(sizes)}, {about['dtype']}; a copy moves {copy_bytes_per_s / 1e9:,.0f} GB/s")
+    print("± is half the distance between the quartiles; backward and training (both passes) are over the forward")
+    print_table([_line(row) for row in rows], COLUMNS)
     return rows
 
 
@@ -85,17 +87,22 @@ def _result(
     if isinstance(result, Failed):
         return {"reason": result.reason}
     row = timing_row(result.timing) | {"first_call_s": result.first_call_s, "peak_bytes": result.peak_bytes}
+    row |= rates({**about, **row})
     if way == FORWARD:
-        speed = about["compulsory_bytes"] / result.timing.median
-        return row | {"bytes_per_s": speed, "share_of_copy": speed / about["copy_bytes_per_s"]}
+        return row | {"share_of_copy": row["bytes_per_s"] / about["copy_bytes_per_s"]}
     forward, keeping = results[name, FORWARD], results[name, KEEPING]
     if way == KEEPING or isinstance(forward, Failed) or isinstance(keeping, Failed):
         return row
-    backward_s = result.timing.median - keeping.timing.median
-    return row | {"backward_over_forward": backward_s / forward.timing.median}
+    forward_s, both_s = forward.timing.median, result.timing.median
+    backward_s = both_s - keeping.timing.median
+    # What a forward does for the backward counts in the second alone.
+    return row | {"backward_over_forward": backward_s / forward_s, "training_over_forward": both_s / forward_s}
 
 
-def compulsory_bytes(inputs: dict[str, Tensor]) -> int:
-    """What any forward has to read and write: its sequences in, and y, which is as large as h, out."""
-    sequences = [tensor for tensor in inputs.values() if tensor.dim() == 3]
-    return sum(tensor.nbytes for tensor in [*sequences, inputs["h"]])
+def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+    line = {"backend": row["backend"], "pass": row["pass"], "reason": row.get("reason"), **told_rates(row)}
+    if "median_s" in row:
+        line |= {"ms": give_or_take(row, "median_s", 1e3), "first s": row["first_call_s"]}
+        line["MB"] = None if row["peak_bytes"] is None else row["peak_bytes"] / 1e6
+    told_as = {"of copy": "share_of_copy", "backward": "backward_over_forward", "training": "training_over_forward"}
+    return line | {heading: row.get(key) for heading, key in told_as.items()}
