@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 from interpreter import passes_under_the_interpreter
 from memories import unsettle
@@ -21,6 +25,7 @@ from naju.scan.triton_chunked.layer import layer_refuses
 from numerics import TOLERANCE, relative_rms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FUSED = torch.ops.naju.triton_layer.default
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PACKED = torch.tensor([0, 0, 7, 40, 41, 41, 60], device=DEVICE)
 
@@ -50,30 +55,44 @@ def draw(name: str, dtype: torch.dtype, d_model: int, **options: Any) -> nn.Modu
     return mixer.to(DEVICE, dtype)
 
 
-def outcome(mixer: nn.Module, u: Tensor, state: NajuState | None, **options: Any) -> dict[str, Tensor]:
-    """Output, next state, and the gradient of every parameter, of u and of the state where there is one."""
-    u = u.clone().requires_grad_()
-    state = state and state.map(lambda tensor: tensor.clone().requires_grad_())
-    out, after = mixer(u, state, **options)
+Run = Callable[..., tuple[Tensor, ...]]
+
+
+def outcome(
+    mixer: nn.Module, u: Tensor, state: NajuState | None, through: Callable[..., Any] | None = None, **options: Any
+) -> dict[str, Tensor]:
+    """Output, next state, and the gradient of every parameter, of u and of the state where there is one.
+
+    `through` calls a function of tensors in another way than plainly.
+    """
+
+    def run(u: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        out, after = mixer(u, NajuState(*state) if state else None, **options)
+        return out, *after.tensors().values()
+
+    given = {"u": u, **(state.tensors() if state else {})}
+    inputs = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
+    leaves = inputs | dict(mixer.named_parameters())
+    mixer.zero_grad()
+    results = run(*inputs.values()) if through is None else through(run, *inputs.values())
     generator = torch.Generator().manual_seed(1)
-    results = {"out": out, "x": after.x, "u_tail": after.u_tail, "h_tail": after.h_tail}
-    cotangents = [torch.randn(r.shape, generator=generator).to(r) for r in results.values()]
-    leaves = {"u": u, **(state.tensors() if state else {}), **dict(mixer.named_parameters())}
-    gradients = torch.autograd.grad(tuple(results.values()), tuple(leaves.values()), cotangents)
-    return {name: result.detach() for name, result in results.items()} | {
-        f"d{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)
-    }
+    torch.autograd.backward(results, [torch.randn(r.shape, generator=generator).to(r) for r in results])
+    named = zip(("out", "x", "u_tail", "h_tail"), results, strict=True)
+    return {name: result.detach() for name, result in named} | {f"d{name}": leaf.grad for name, leaf in leaves.items()}
+
+
+def given_to(mixer: nn.Module, batch: int, length: int, rows: int | None = None) -> tuple[Tensor, NajuState]:
+    dtype = next(mixer.parameters()).dtype
+    generator = torch.Generator().manual_seed(2)
+    u = torch.randn(batch, length, mixer.d_model, generator=generator).to(DEVICE, dtype)
+    state = mixer.init_state(rows or batch)
+    return u, state.map(lambda tensor: torch.randn(tensor.shape, generator=generator).to(tensor))
 
 
 def check(
     mixer: nn.Module, batch: int, length: int, rows: int | None = None, begins: bool = False, **options: Any
 ) -> None:
-    dtype = next(mixer.parameters()).dtype
-    generator = torch.Generator().manual_seed(2)
-    u = torch.randn(batch, length, mixer.d_model, generator=generator).to(DEVICE, dtype)
-    state = mixer.init_state(rows or batch).map(
-        lambda tensor: torch.randn(tensor.shape, generator=generator).to(tensor)
-    )
+    u, state = given_to(mixer, batch, length, rows)
     uz = mixer.project_in(u)
     assert layer_refuses(uz, mixer.d_state, mixer.tail_length + 1) is None
     given = None if begins else state
@@ -83,7 +102,7 @@ def check(
         if truth.numel() == 0:
             continue
         kind = "gradient" if name.startswith("d") else "forward"
-        assert relative_rms(got[name], truth) <= TOLERANCE[dtype, kind], name
+        assert relative_rms(got[name], truth) <= TOLERANCE[u.dtype, kind], name
 
 
 @runs_kernels
@@ -156,11 +175,88 @@ def test_the_operator_keeps_torchs_contract(monkeypatch):
     torch.library.opcheck(torch.ops.naju.triton_layer.default, (*leaves, True))
 
 
+CARRIED = pytest.mark.parametrize("carried", [False, True], ids=["begins", "carried"])
+
+
+@runs_kernels
+@pytest.mark.parametrize("how", ["begins", "carried", "packed"])
+def test_one_graph_under_compile(how):
+    mixer = draw("naju", torch.float32, 4, d_state=3)
+    u, state = given_to(mixer, *((1, 60, 6) if how == "packed" else (2, 9)))
+    given, options = None if how == "begins" else state, {"cu_seqlens": PACKED} if how == "packed" else {}
+    counter = CompileCounterWithBackend("aot_eager")
+    want = outcome(mixer, u, given, **options)
+    got = outcome(mixer, u, given, partial(call_compiled, counter), **options)
+    assert_same(got, want, TOLERANCE[torch.float32, "law"])
+    assert [[node.target for node in graph.graph.nodes].count(FUSED) for graph in counter.graphs] == [1]
+
+
+@runs_kernels
+@CARRIED
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_gives_the_same_bits(reentrant, carried):
+    """The outputs of the reentrant kind alone are those of a forward that keeps nothing, which rounds in another order
+    on the way out."""
+    mixer = draw("naju", torch.float32, 4, d_state=3)
+    u, state = given_to(mixer, 2, 9)
+    given = state if carried else None
+    want = outcome(mixer, u, given)
+    got = outcome(mixer, u, given, partial(checkpoint, use_reentrant=reentrant))
+    assert_same(got, want, TOLERANCE[torch.float32, "law"] if reentrant else 0.0, gradients=0.0)
+
+
+@runs_kernels
+@CARRIED
+def test_autocast_with_a_backward(carried):
+    mixer = draw("naju", torch.float32, 8, d_state=8)
+    u, state = given_to(mixer, 2, 40)
+    given = state if carried else None
+    got = outcome(mixer, u, given, call_under_autocast)
+    want = outcome(copy.deepcopy(mixer).double(), u.double(), given and given.map(Tensor.double))
+    assert got["out"].dtype == torch.bfloat16
+    assert {got[name].dtype for name in ("x", *(name for name in got if name.startswith("d")))} == {torch.float32}
+    assert_same(got, want, 2e-2)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_rounds_nothing_between_the_outer_projections(dtype):
+    """Least of all the gates: a product that were lowered would show in some bit."""
+    mixer = draw("naju", torch.float32, 4, d_state=3)
+    uz = torch.randn(2, 20, 16, device=DEVICE).to(dtype)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        lowered = drive_gradient(mixer, uz)
+    assert torch.equal(lowered, drive_gradient(mixer, uz))
+
+
+def call_compiled(backend: Any, run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+    try:
+        return torch.compile(run, fullgraph=True, backend=backend)(*tensors)
+    finally:
+        torch.compiler.reset()
+
+
+def call_under_autocast(run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The forward alone, as torch advises."""
+    with torch.autocast(DEVICE, torch.bfloat16):
+        return run(*tensors)
+
+
+def assert_same(
+    got: dict[str, Tensor], want: dict[str, Tensor], tolerance: float, gradients: float | None = None
+) -> None:
+    """0 means bit for bit; gradients have the tolerance of outputs where none is given for them."""
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        allowed = gradients if gradients is not None and name.startswith("d") else tolerance
+        assert torch.equal(got[name], tensor) or relative_rms(got[name], tensor) <= allowed, name
+
+
 def drive_gradient(mixer: nn.Module, uz: Tensor) -> Tensor:
-    """The gradient of what the first projection hands over."""
+    """The gradient of what the first projection hands over, for half the squared norm of the results."""
     uz = uz.detach().requires_grad_()
     results = mixer._fused(uz, mixer.init_state(uz.shape[0]), Layout(uz.shape[0]))
-    return torch.autograd.grad(sum(result.square().sum() for result in results), uz)[0]
+    return torch.autograd.grad(results, uz, [result.detach() for result in results])[0]
 
 
 @runs_kernels
