@@ -122,6 +122,17 @@ def test_options_of_a_mixer_make_a_variant():
     assert cell.model.build(cell.build_task(), 0).backbone.blocks[0].mixer.forget.bias[[0, -1]].tolist() == [-1.0, 6.0]
 
 
+def test_weight_decay_on_matrices_alone_makes_a_variant_too():
+    usual, plain, changed = (
+        Diagnostics(mixers=("naju",), tasks=("T2",), seeds=("1",), grid=GridOptions(device="cpu"), **choice).cells()[0]
+        for choice in ({}, {"decay_all": False}, {"decay_all": False, "options": ("f_bias=2",)})
+    )
+    assert [cell.variant for cell in (usual, plain, changed)] == ["default", "matrix-decay", "f_bias2-matrix-decay"]
+    assert [cell.training.decay_all for cell in (usual, plain, changed)] == [True, False, False]
+    assert "decay_all" not in usual.to_json()
+    assert plain.to_json() == {**usual.to_json(), "variant": "matrix-decay", "decay_all": False}
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [

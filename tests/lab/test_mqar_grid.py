@@ -8,11 +8,12 @@ import torch
 from naju.lab import mqar_run
 from naju.lab.comparison import Comparison
 from naju.lab.lock import LockLostError
-from naju.lab.mqar import FULL, NAMES, PAPER, RATES, Mqar, papers_table, recall_tables, told_mqar
-from naju.lab.mqar_run import Recaller, run_mqar, slice_name
+from naju.lab.mqar import FULL, NAMES, PAPER, RATES, Mqar, last_value_shares, papers_table, recall_tables, told_mqar
+from naju.lab.mqar_run import Data, Recaller, run_mqar, slice_name
 from naju.lab.options import GridOptions
 from naju.lab.paper import MeanStd
 from naju.lab.runs import RunFolder
+from naju.layers.head_norm import HeadNorm
 from naju.models import LanguageModel, ModelConfig
 from naju.tasks.mqar import TEST, TRAINING, Segment
 from naju.training import Reporter, StoppedError, evaluate, fit
@@ -86,9 +87,46 @@ def test_what_departs_from_the_protocol_shows_in_the_name():
     assert usual.data.task(Segment(64, 5, 1)).n_questions == 5
 
 
+def test_other_options_and_what_decays_show_in_the_name_and_reach_the_model():
+    choice = {"mixers": ("naju",), "widths": (64,), "states": (16,), "rates": (1e-3,), "reparam": "without"}
+    (run,) = cells(**choice, options=("f_bias=2", "norm=1"), decay_all=False, epochs=8)
+    assert run.name == "naju-d64-n16-f_bias2-norm1-lr0.001-8-epochs-matrix-decay-s1"
+    mixer = run.build().language.backbone.blocks[1].mixer
+    assert mixer.forget.bias.detach().unique().tolist() == [2.0]
+    assert isinstance(mixer.norm, HeadNorm)
+    assert not run.training.decay_all
+    assert run.to_json()["decay_all"] is False
+    (usual,) = cells(**choice)
+    assert usual.training.decay_all
+    assert "decay_all" not in usual.to_json()  # as in configs of before there was a choice
+
+
+def test_what_decay_alone_leaves():
+    """Step by step, as AdamW does it."""
+    (run,) = cells(mixers=("naju",), widths=(64,), states=(16,), rates=(1e-2,), reparam="without", epochs=2)
+    parameter = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+    optimizer = torch.optim.AdamW([parameter], lr=1.0, weight_decay=0.1)
+    for step in range(run.steps):
+        optimizer.param_groups[0]["lr"] = run.training.lr * run.factor(step)
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    assert run.kept == pytest.approx(parameter.item(), rel=1e-9)
+
+
+def test_the_papers_names_are_taken():
+    by_paper, by_us = (
+        cells(mixers=names, widths=(64,)) for names in (("xlstm", "transformer"), ("mlstm", "attention"))
+    )
+    assert [run.name for run in by_paper] == [run.name for run in by_us]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"options": ("d_state=32",)}, "options must leave d_state to states and gate_reparam to reparam"),
+        ({"options": ("gate_reparam=true",)}, "options must leave d_state to states and gate_reparam to reparam"),
+        ({"mixers": ("mamba",), "options": ("f_bias=2",)}, "mixer 'mamba' has no option f_bias"),
+        ({"mixers": ("xlstm", "mlstm")}, "mixers must be different ones of .*, but are mlstm, mlstm"),
         ({"mixers": ("gla",)}, "mixers must be different ones of attention, mlstm, mamba, mamba2, naju, but are gla"),
         ({"widths": (32,)}, "widths must be different ones of 64, 128, 256, 512, but are 32"),
         ({"states": (32,)}, "states must be different ones of 16, 64, but are 32"),
@@ -264,6 +302,33 @@ def test_reparameterised_gates_have_a_row_of_their_own():
         ("naju N64", (0.8,)),
         ("naju N64 reparam", (0.9,)),
     ]
+
+
+def test_runs_with_other_options_have_rows_and_with_another_decay_tables_of_their_own():
+    usual, other = written(1e-3, 1, 0.8, 0.8, 0.5), written(1e-3, 1, 0.8, 0.9, 0.5, options=("f_bias=2", "norm=true"))
+    on_matrices = written(1e-3, 1, 0.8, 0.7, 0.5, decay_all=False)
+    papers, apart = recall_tables([on_matrices, other, usual])
+    assert [(row.contender.label, row.overall.values) for row in papers.rows] == [
+        ("naju N64", (0.8,)),
+        ("naju N64 f_bias=2 norm=true", (0.9,)),
+    ]
+    assert papers.rows[1].overall.paper is None
+    assert apart.departures == ("weight decay on matrices alone instead of on everything",)
+    assert apart.title == f"{papers.title}, weight decay on matrices alone"
+
+
+def test_recall_with_keys_bound_again_is_told_beside_the_answer_that_needs_no_key():
+    """Checked on examples: the share of questions whose answer is the value of the last pair."""
+    told = recall_tables([written(1e-3, 1, 0.8, 0.7, 0.5, rewriting=True)])[0].note
+    shares = last_value_shares(TEST)
+    assert f"{sum(shares) / len(shares):.3f} over all slices, {', '.join(f'{s:.3f}' for s in shares)}" in told
+    assert told in told_mqar([written(1e-3, 1, 0.8, 0.7, 0.5, rewriting=True)])
+    assert recall_tables([written(1e-3, 1, 0.8, 0.7, 0.5)])[0].note == ""
+    for segment, share in zip(TEST[:4], shares, strict=False):
+        task = Data(training=TRAINING, test=TEST, rewriting=True).task(segment)
+        batch = task.sample(50, segment.length, torch.Generator().manual_seed(0))
+        last = batch.tokens[:, 2 * segment.n_pairs - 1]
+        assert (batch.targets == last.unsqueeze(1)).double().mean().item() == pytest.approx(share)
 
 
 def test_a_seed_that_diverged_is_told():

@@ -191,6 +191,15 @@ def test_no_data_are_refused_in_a_sentence(tmp_path, capsys):
     assert "has no manifest.json" in capsys.readouterr().err
 
 
+def test_a_plan_can_do_without_data(tmp_path, capsys):
+    assert (
+        reproduce(tmp_path, "wikitext-context", "--mixers", "naju", "--lengths", "1024", "--seeds", "1", "--plan") == 0
+    )
+    told = capsys.readouterr()
+    assert "naju-d256-l1024-lr0.004-1200M-wikitext-103-s1" in told.out
+    assert "made-up has no manifest.json: this is the plan for wikitext-103" in told.err
+
+
 def tiny_cell(folder, **options) -> WikitextRun:
     where = {"data": folder / "made-up", "grid": on_cpu(folder)}
     return LrPilot(**where, mixers=("naju",), rates=(0.01,), **options).cells()[0]

@@ -47,6 +47,25 @@ def test_it_is_adamw_with_clipping_and_the_schedule(options):
     assert torch.allclose(parameters(ours), parameters(theirs), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("decay_all", [True, False])
+def test_what_decays_shrinks_where_nothing_else_moves_it(decay_all):
+    settings = config(steps=1, weight_decay=0.5, lr=0.1, decay_all=decay_all)
+    module = model()
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    learner = Learner(module, settings)
+    learner._begin_step()
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    learner._end_step(torch.zeros(()), 0)
+    kept = {name for name, parameter in module.named_parameters() if torch.equal(parameter, before[name])}
+    shrunk = 1 - 0.5 * learner.rate(1)
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.detach(), before[name] * (1.0 if name in kept else shrunk))
+    gates = {f"backbone.blocks.0.mixer.{gate}.bias" for gate in ("forget", "write")}
+    assert gates.isdisjoint(kept) if decay_all else gates <= kept
+    assert not any(name.endswith("weight") and before[name].dim() > 1 for name in kept)
+
+
 def test_making_a_learner_changes_no_weight_and_counts_no_step():
     module = model()
     before = parameters(module).clone()

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from naju import LanguageModel, ModelConfig
 from naju.layers.gate import GateLogit
 from naju.training import parameter_groups
+from naju.training.optimizer import is_matrix
 
 SETTINGS = {"lr": 1e-2, "weight_decay": 0.3, "eps": 1e-3}  # large enough for decay and eps to be felt
 STEPS = 120
@@ -105,3 +106,14 @@ def test_a_plain_model_gets_one_group():
     model = build(reparam=False)
     (group,) = parameter_groups(copy.deepcopy(model), lr=1e-3, weight_decay=0.1)
     assert (group["lr"], group["weight_decay"], group["eps"]) == (1e-3, 0.1, 1e-8)
+
+
+def test_only_matrices_decay_where_that_is_asked_for():
+    model = build(reparam=True, rank=8)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, lr=1e-3, weight_decay=0.1, decays=is_matrix)
+    free = {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    mixer = "backbone.blocks.0.mixer."
+    parts = ("D", "forget.bias", "write.bias", "conv.bias")
+    assert free == {*(mixer + part for part in parts), "backbone.blocks.0.norm.weight", "backbone.norm.weight"}
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.1, 0.1 / 20**0.5}

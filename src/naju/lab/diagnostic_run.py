@@ -97,7 +97,7 @@ class DiagnosticRun:
         """Without nesting; `load_run_model` reads it back."""
         own = {"task": self.task, "task_options": dict(self.task_options), "variant": self.variant}
         epochs = self.steps / self.training.epoch_steps
-        parts = {**asdict(self.model), **asdict(self.training), **asdict(self.examination)}
+        parts = {**asdict(self.model), **self.training.to_json(), **asdict(self.examination)}
         parts["test_lengths"] = list(self.examination.test_lengths)
         return {"experiment": EXPERIMENT, **own, **parts, "epochs": epochs, "device": self.device}
 

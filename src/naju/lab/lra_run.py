@@ -95,7 +95,7 @@ class LraRun:
         own = {"experiment": EXPERIMENT, "task": self.task, "variant": self.variant, "data_seed": DATA_SEED}
         own["sizes"] = None if self.sizes is None else list(self.sizes)
         epochs = self.steps / self.training.epoch_steps
-        return {**own, **asdict(self.model), **asdict(self.training), "epochs": epochs, "device": self.device}
+        return {**own, **asdict(self.model), **self.training.to_json(), "epochs": epochs, "device": self.device}
 
 
 def run_lra(run: LraRun, folder: RunFolder, reporter: Reporter) -> dict[str, Any]:

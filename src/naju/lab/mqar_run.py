@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -63,7 +64,7 @@ class Data:
     n_symbols: int = 8192
 
     def task(self, segment: Segment) -> Task:
-        n_keys = -(-segment.n_pairs // 2) if self.rewriting else None
+        n_keys = rebound_keys(segment) if self.rewriting else None
         options = {"random_filler": self.random_filler, "n_symbols": self.n_symbols}
         return build_task("MQAR", n_pairs=segment.n_pairs, n_keys=n_keys, **options)
 
@@ -100,7 +101,7 @@ class MqarRun:
         """Without nesting, but for the segments."""
         data = {**asdict(self.data), "training": _as_lists(self.data.training), "test": _as_lists(self.data.test)}
         segments = {f"{name}_segments": data.pop(name) for name in ("training", "test")}
-        parts = {**data, **segments, **asdict(self.model), **asdict(self.training)}
+        parts = {**data, **segments, **asdict(self.model), **self.training.to_json()}
         own = {"experiment": EXPERIMENT, "task": "MQAR", "variant": self.variant}
         return {**own, **parts, "epochs": self.steps / self.epoch_steps, "enough": ENOUGH, "device": self.device}
 
@@ -113,6 +114,13 @@ class MqarRun:
     def factor(self, step: int) -> float:
         """On the learning rate: a cosine that goes down once an epoch."""
         return cosine_with_warmup(step // self.epoch_steps, self.steps // self.epoch_steps, 0.0)
+
+    @property
+    def kept(self) -> float:
+        """The share of a parameter that is left at the end where nothing but weight decay moves it."""
+        step = self.training.lr * self.training.weight_decay
+        epochs = range(0, self.steps, self.epoch_steps)
+        return math.prod(1 - step * self.factor(begin) for begin in epochs) ** self.epoch_steps
 
 
 def run_mqar(run: MqarRun, folder: RunFolder, reporter: Reporter) -> dict[str, Any]:
@@ -165,6 +173,11 @@ def _examine(run: MqarRun, model: nn.Module, purpose: str, reporter: Reporter) -
     examples = [segment.examples for segment in run.data.test]
     mean = sum(share * count for share, count in zip(shares.values(), examples, strict=True)) / sum(examples)
     return {name: {"all": share} for name, share in {"all": mean, **shares}.items()}
+
+
+def rebound_keys(segment: Segment) -> int:
+    """How many keys the rewriting variant has."""
+    return -(-segment.n_pairs // 2)
 
 
 def slice_name(segment: Segment) -> str:

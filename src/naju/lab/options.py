@@ -1,19 +1,25 @@
-"""What the commands that fill grids have in common: where and how, which seeds, which names."""
+"""What the commands that fill grids have in common: where and how, which seeds, which names and options."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from naju.lab.diagnostic_run import ModelSettings
 from naju.lab.slurm import SlurmOptions
+from naju.mixers import build_mixer
 
 MOST_SEEDS = 1000
+# In the name of a variant: weight decay on matrices alone.
+MATRIX_DECAY = "matrix-decay"
+# The paper's names of mixers that are called otherwise here.
+PAPER_NAMES = {"xlstm": "mlstm"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,3 +74,12 @@ def check_names(option: str, names: Sequence[Any], known: Mapping[Any, Any] | Se
     if strangers or len(set(names)) < len(names):
         told, given = (", ".join(map(str, these)) for these in (known, names))
         raise ValueError(f"{option} must be different ones of {told}, but are {given}")
+
+
+def check_options(models: Iterable[ModelSettings]) -> None:
+    """Before anything is trained, by building a mixer of each kind and width."""
+    for settings in {(model.mixer, model.d_model): model for model in models}.values():
+        try:
+            build_mixer(settings.mixer, settings.d_model, **settings.mixer_options)
+        except TypeError as error:
+            raise ValueError(str(error)) from error

@@ -20,7 +20,7 @@ from naju.lab.lra_run import LraRun, run_lra
 from naju.lab.mqar import Mqar, told_mqar
 from naju.lab.mqar_run import EXPERIMENT as MQAR
 from naju.lab.mqar_run import MqarRun, run_mqar
-from naju.lab.options import GridOptions, check_names, parse_seeds
+from naju.lab.options import MATRIX_DECAY, PAPER_NAMES, GridOptions, check_names, check_options, parse_seeds
 from naju.lab.runs import Results, RunStore
 from naju.lab.side_by_side import side_by_side
 from naju.lab.signals import Signals
@@ -36,7 +36,7 @@ from naju.lab.wikitext import (
 from naju.lab.wikitext_run import WikitextRun, describe_wikitext, run_wikitext
 from naju.lab.wikitext_tables import told_costs, told_perplexities, told_pilots
 from naju.lm.config import parse_options
-from naju.mixers import MIXERS, build_mixer
+from naju.mixers import MIXERS
 from naju.training import Reporter
 from naju.training.files import check_writable
 
@@ -46,7 +46,8 @@ class Diagnostics:
     """T1 to T4: retention and overwriting, learned at length 512 and examined up to 8192."""
 
     mixers: tuple[str, ...] = ()
-    """Names of mixers. Without any: the whole suite, and the Transformer once more with three times the epochs."""
+    """Names of mixers; xlstm is mlstm. Without any: the whole suite, and the Transformer once more with three times the
+    epochs."""
     tasks: tuple[str, ...] = ()
     """Some of T1, T2, T3, T4; without any: all."""
     seeds: tuple[str, ...] = ()
@@ -55,6 +56,8 @@ class Diagnostics:
     """Another model size, such as d128-n16 (d_model, d_state)."""
     options: tuple[str, ...] = ()
     """Options of the mixers as name=number, such as d_conv=4 for gla."""
+    decay_all: bool = True
+    """Weight decay on every parameter, biases and norms too; without: on matrices alone."""
     head: Literal["linear", "hidden"] = "linear"
     """The classifier's last layer, or that after a hidden one of d_model units."""
     epochs: int | None = None
@@ -80,7 +83,9 @@ class Diagnostics:
             diagnostic_run(protocol, *cell, device=device, changes=changes) for cell in in_order(mixers, tasks, seeds)
         ]
         if self.options or self.size:
-            check_options(cells)
+            check_options(cell.model for cell in cells)
+        if not self.decay_all:
+            return [_on_matrices(cell) for cell in cells]
         if not self.mixers and not self.quick and changes == UNCHANGED:
             longer = Changes(epochs_factor=3)
             cells += [
@@ -100,13 +105,10 @@ class Diagnostics:
         )
 
 
-def check_options(cells: Sequence[DiagnosticRun]) -> None:
-    """Before anything is trained, by building a mixer of each kind."""
-    for settings in {cell.model.mixer: cell.model for cell in cells}.values():
-        try:
-            build_mixer(settings.mixer, settings.d_model, **settings.mixer_options)
-        except TypeError as error:
-            raise ValueError(str(error)) from error
+def _on_matrices(run: DiagnosticRun) -> DiagnosticRun:
+    """The same with weight decay on matrices alone, and a mark of that in its name."""
+    marks = [mark for mark in (run.variant, MATRIX_DECAY) if mark != "default"]
+    return replace(run, variant="-".join(marks), training=replace(run.training, decay_all=False))
 
 
 class StoredCell(Cell, Protocol):
@@ -202,6 +204,7 @@ def tables_of(result: Mapping[str, Any]) -> str:
 def reproduce(options: GridCommand) -> int:
     """Fill a grid, here or by a cluster, and print its tables. The exit code is 0 if all cells are finished or
     submitted, 1 if some are not, 128 + n after signal n."""
+    options = _in_our_names(options)
     experiment, grid = EXPERIMENTS[type(options)], options.grid
     results = Results(RunStore(grid.runs), experiment.name, grid.results)
     if grid.on == "slurm" and not grid.plan:
@@ -225,6 +228,13 @@ def reproduce(options: GridCommand) -> int:
     shown = grid.results if grid.results is not None and not grid.runs.is_dir() else grid.runs
     print(f"\n{experiment.tables(found)}\n\n`naju report {shlex.quote(str(shown))}` makes a page of what is finished.")
     return _verdict(outcomes, signals)
+
+
+def _in_our_names(options: GridCommand) -> GridCommand:
+    """With the paper's xLSTM, where it is asked for, by its name here."""
+    mixers: tuple[str, ...] = getattr(options, "mixers", ())
+    named = tuple(PAPER_NAMES.get(mixer, mixer) for mixer in mixers)
+    return options if named == mixers else replace(options, mixers=named)  # type: ignore[type-var]
 
 
 def _fill(

@@ -6,6 +6,7 @@ A result is labelled by the text it was trained on; only the whole of WikiText-1
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -14,8 +15,9 @@ from naju.lab.options import GridOptions, check_names, parse_seeds
 from naju.lab.runs import Results, RunStore
 from naju.lab.wikitext_models import CONTENDERS, GATE_RANKS, paper_rate
 from naju.lab.wikitext_rates import RATES, Rate, chosen_rate, digest, finished_pilots, ladder
-from naju.lab.wikitext_run import LANGUAGE, PILOT, SPEED, Text, WikitextRun
+from naju.lab.wikitext_run import LANGUAGE, PILOT, SPEED, WIKITEXT, Text, WikitextRun
 from naju.lm.config import Execution, LanguageRun, ModelSettings, Protocol
+from naju.lm.token_files import MANIFEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +68,20 @@ class LanguageGrid:
     def cells(self) -> list[WikitextRun]:
         """In the order in which they are filled, given the pilots that have finished by now."""
         check_names("mixers", self.chosen_mixers, CONTENDERS)
-        cells = self.cells_on(Text.of(self.data))
+        cells = self.cells_on(self._text())
         if len({cell.name for cell in cells}) < max(1, len(cells)):
             raise ValueError("lengths, widths, modes and seeds must name at least one run and none twice, but do not")
         return cells
 
     def cells_on(self, text: Text) -> list[WikitextRun]:
         raise NotImplementedError
+
+    def _text(self) -> Text:
+        """What is in the folder; where nothing is, a plan can do with the paper's."""
+        if self.grid.plan and not (self.data / MANIFEST).exists():
+            print(f"{self.data} has no {MANIFEST}: this is the plan for {WIKITEXT}", file=sys.stderr)
+            return Text(WIKITEXT, {})
+        return Text.of(self.data)
 
     def prepare(self) -> None:
         """Say where learning rates come from."""

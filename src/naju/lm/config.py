@@ -99,6 +99,7 @@ class Protocol:
             batch_size=self.rows,
             lr=self.lr,
             weight_decay=self.weight_decay,
+            decay_all=self.decay_all,
             warmup_ratio=self.warmup_ratio,
             clip=self.clip,
             seed=self.seed,

@@ -15,7 +15,7 @@ from naju.lm.distributed import Place
 from naju.lm.loss import chunked_cross_entropy
 from naju.models import LanguageModel
 from naju.models.backbone import ModelState
-from naju.training import Learner, parameter_groups
+from naju.training import Learner
 
 
 class Objective(nn.Module):
@@ -64,10 +64,7 @@ class LanguageLearner(Learner):
         self.carried = self._empty.clone() if protocol.carry_state else None
 
     def _groups(self) -> list[dict[str, Any]]:
-        protocol = self.protocol
-        decays = _everything if protocol.decay_all else _is_matrix
-        groups = parameter_groups(self.model, lr=protocol.lr, weight_decay=protocol.weight_decay, decays=decays)
-        return [{**group, "betas": protocol.betas} for group in groups]
+        return [{**group, "betas": self.protocol.betas} for group in super()._groups()]
 
     def forget(self) -> None:
         """Empties the carried states, where there are any."""
@@ -123,17 +120,6 @@ class LanguageLearner(Learner):
         if self.carried is not None:
             for name, tensor in self.carried.tensors().items():
                 tensor.copy_(tensors[f"carried.{name}"][self.own_rows.start : self.own_rows.stop])
-
-
-def _everything(name: str, parameter: nn.Parameter) -> bool:
-    return True
-
-
-def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Not biases, D and norms, also those that a head has of its own, nor what has no neutral zero: A_log of Mamba, the
-    shares of mixed tokens and the bonus of RWKV."""
-    *_, owner, own = ("", *name.split("."))
-    return parameter.dim() > 1 and owner != "norm" and own not in ("bias", "A_log", "mix", "bonus")
 
 
 def compile_blocks(model: LanguageModel) -> None:

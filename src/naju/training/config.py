@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +12,8 @@ class TrainConfig:
     """AdamW; the defaults are the paper's shared protocol, `steps` excepted.
 
     `sequences` is the size of a training set that is drawn once and shuffled every epoch; None draws fresh sequences
-    at every step. `bf16` runs the model under bfloat16 autocast.
+    at every step. `decay_all` is weight decay on every parameter, biases, norms and the gates' biases among them;
+    without it, on matrices alone. `bf16` runs the model under bfloat16 autocast.
     """
 
     steps: int
@@ -19,6 +21,7 @@ class TrainConfig:
     batch_size: int = 32
     lr: float = 3e-4
     weight_decay: float = 1e-4
+    decay_all: bool = True
     warmup_ratio: float = 0.05
     clip: float | None = 1.0
     seed: int = 0
@@ -46,6 +49,13 @@ class TrainConfig:
         if self.sequences is None:
             raise ValueError("sequences is None: fresh sequences have no epochs")
         return self.sequences // self.batch_size
+
+    def to_json(self) -> dict[str, Any]:
+        """Without `decay_all` where it holds: configs of before there was a choice mean the same."""
+        fields = asdict(self)
+        if self.decay_all:
+            del fields["decay_all"]
+        return fields
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from naju.training.config import TrainConfig
 from naju.training.finite import Watch
-from naju.training.optimizer import parameter_groups
+from naju.training.optimizer import everything, is_matrix, parameter_groups
 from naju.training.questions import right_answers
 from naju.training.schedule import cosine_with_warmup
 
@@ -49,7 +49,9 @@ class Learner:
         self._watch = Watch(learned, self.device)
 
     def _groups(self) -> list[dict[str, Any]]:
-        return parameter_groups(self.model, lr=self.config.lr, weight_decay=self.config.weight_decay)
+        config = self.config
+        decays = everything if config.decay_all else is_matrix
+        return parameter_groups(self.model, lr=config.lr, weight_decay=config.weight_decay, decays=decays)
 
     def _rates_on_device(self) -> list[tuple[Tensor, Tensor]]:
         """For each parameter group its rate, a tensor from now on, and the rates of all steps to copy from."""

@@ -10,13 +10,24 @@ from torch import nn
 from naju.layers.gate import GateLogit
 
 
+def everything(name: str, parameter: nn.Parameter) -> bool:
+    return True
+
+
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Not biases, D and norms, also those that a head has of its own, nor what has no neutral zero: A_log of Mamba, the
+    shares of mixed tokens and the bonus of RWKV."""
+    *_, owner, own = ("", *name.split("."))
+    return parameter.dim() > 1 and owner != "norm" and own not in ("bias", "A_log", "mix", "bonus")
+
+
 def parameter_groups(
     model: nn.Module,
     *,
     lr: float,
     weight_decay: float,
     eps: float = 1e-8,
-    decays: Callable[[str, nn.Parameter], bool] = lambda name, parameter: True,
+    decays: Callable[[str, nn.Parameter], bool] = everything,
 ) -> list[dict[str, Any]]:
     """Groups for `torch.optim.AdamW` in which a reparameterised gate learns exactly as the plain one would.
 
