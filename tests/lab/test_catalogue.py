@@ -1,14 +1,19 @@
 """`naju reproduce --list`: every table of the paper, its cost, and how much of it is filled."""
 
 import json
-from dataclasses import replace
 
-from tiny_runs import tiny_run
+import pytest
 
 from naju import cli
-from naju.lab.catalogue import COMMANDS, SPEED, Cost, ListExperiments, cost
+from naju.lab.ablations import BiasF
+from naju.lab.catalogue import COMMANDS, SPEED, Cost
+from naju.lab.lra import Lra
+from naju.lab.mqar import Mqar
+from naju.lab.options import GridOptions
 from naju.lab.paper import paper_tables
-from naju.lab.reproduce import EXPERIMENTS, Diagnostics
+from naju.lab.reproduce import EXPERIMENTS
+from naju.lab.wikitext import WikitextContext
+from naju.lab.wikitext_run import WIKITEXT, Text
 
 
 def listed(capsys, *arguments):
@@ -36,15 +41,68 @@ def test_cells_and_steps_are_those_of_the_grids(tmp_path, capsys):
     assert " none " in told["tab:main"]  # the quick suite has no T1
 
 
-def test_finished_cells_count_and_give_the_time(tmp_path, capsys):
-    for seed, seconds in ((1, 10.0), (2, 30.0), (3, 20.0)):
-        copy = {"experiment": "diagnostics", "steps": 100, "seconds": seconds}
-        (tmp_path / f"naju-T4-f_bias6-s{seed}.json").write_text(json.dumps(copy))
+def finished(cell, seconds_a_step):
+    """The name and result of a run of this cell."""
+    config = cell.to_json()
+    time = {"steps": cell.steps, "seconds": seconds_a_step * cell.steps}
+    return cell.name, {"experiment": config["experiment"], "config": config, **time}
+
+
+def store(folder, *results):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, result in results:
+        (folder / f"{name}.json").write_text(json.dumps(result))
+
+
+CPU = GridOptions(device="cpu")
+
+
+def test_finished_cells_count_and_runs_of_their_kind_give_the_time(tmp_path, capsys):
+    alike = [cell for cell in BiasF(grid=CPU).cells() if cell.to_json()["mixer_options"]["d_state"] == 64]
+    cells = [cell for cell in alike if cell.to_json()["mixer_options"].get("f_bias") == 6]
+    store(tmp_path, *(finished(cell, seconds) for cell, seconds in zip(cells, (0.1, 0.3, 0.2), strict=False)))
     told = listed(capsys, "--runs", tmp_path / "runs", "--results", tmp_path)
     steps = 60 * (46_860 + 46_875) // 2
     assert " 3 of 60 " in told["tab:bf_sweep"]
-    assert f"{steps:,} steps, about {steps * 0.2 / 3600:.1f} h" in told["tab:bf_sweep"]
+    assert f"{steps:,} steps, about {steps * 0.2 / 3600:.1f} h ({len(alike)} of 60)" in told["tab:bf_sweep"]
     assert " 0 of 40 " in told["tab:bi_sweep"]
+
+
+def test_a_step_takes_as_long_as_in_runs_of_the_same_mixer_and_sizes(tmp_path, capsys):
+    def hours(told):
+        return float(told["tab:mqar"].partition("about ")[2].partition(" h")[0])
+
+    cells = Mqar(mixers=("naju",), widths=(64,), states=(16,), reparam="without", grid=CPU).cells()
+    other = Mqar(mixers=("mamba",), widths=(64,), states=(16,), grid=CPU).cells()
+    short = Mqar(mixers=("naju",), widths=(64,), states=(16,), reparam="without", epochs=4, bf16=True, grid=CPU).cells()
+    steps = cells[0].steps
+    store(tmp_path / "a" / "mqar", finished(short[0], 0.5))
+    first = listed(capsys, "--runs", tmp_path, "--results", tmp_path / "a")
+    assert " 0 of 152 " in first["tab:mqar"]
+    assert "(8 of 152)" in first["tab:mqar"]  # four rates, with and without the reparameterisation
+    assert hours(first) == pytest.approx(152 * steps * 0.5 / 3600, abs=0.06)
+    store(tmp_path / "a" / "mqar", finished(other[0], 1.5))
+    second = listed(capsys, "--runs", tmp_path, "--results", tmp_path / "a")
+    assert "(12 of 152)" in second["tab:mqar"]  # the median of twelve is that of the eight
+    assert hours(second) == pytest.approx((4 * 1.5 + 148 * 0.5) * steps / 3600, abs=0.06)
+
+
+def test_a_step_on_pairs_of_texts_takes_longer_than_one_on_texts(tmp_path, capsys):
+    (text,) = Lra(task=("text",), mixers=("naju",), seeds=("1",), grid=CPU).cells()
+    store(tmp_path / "lra", finished(text, 1.0))
+    told = listed(capsys, "--runs", tmp_path, "--results", tmp_path)
+    same = [cell for cell in Lra(mixers=("naju",), grid=CPU).cells() if cell.to_json()["length"] == 4000]
+    assert {cell.task for cell in same} == {"text", "retrieval"}
+    assert "(3 of 45)" in told["tab:lra"]
+
+
+@pytest.mark.parametrize("lack", [{"steps": 0}, {"seconds": None}, {"steps": "many"}])
+def test_runs_that_were_not_timed_count_and_tell_no_time(lack, tmp_path, capsys):
+    name, result = finished(BiasF(grid=CPU).cells()[0], 1.0)
+    store(tmp_path, (name, result | lack))
+    told = listed(capsys, "--runs", tmp_path / "runs", "--results", tmp_path)["tab:bf_sweep"]
+    assert " 1 of 60 " in told
+    assert "about" not in told
 
 
 def test_each_experiments_copies_may_have_a_folder_of_their_own(tmp_path, capsys):
@@ -57,12 +115,11 @@ def test_each_experiments_copies_may_have_a_folder_of_their_own(tmp_path, capsys
     assert " 0 of 45 " in told["tab:lra"]
 
 
-def test_a_cost_in_words(tmp_path):
-    assert str(Cost(0, 0, 0, None)) == "none"
-    assert str(Cost(2, 0, 2000, None)) == "2,000 steps"
-    assert str(Cost(2, 1, 2000, 0.25)) == "2,000 steps, about 15 min"
-    cells = [replace(tiny_run(), variant=str(number)) for number in range(3)]
-    assert cost(EXPERIMENTS[Diagnostics], cells, ListExperiments(results=tmp_path)) == (3, 0, 36, None)
+def test_a_cost_in_words():
+    assert str(Cost(0, 0, 0, 0, 0.0)) == "none"
+    assert str(Cost(2, 0, 2000, 0, 0.0)) == "2,000 steps"
+    assert str(Cost(2, 1, 2000, 2, 0.25)) == "2,000 steps, about 15 min"
+    assert str(Cost(2, 1, 2000, 1, 2.5)) == "2,000 steps, about 2.5 h (1 of 2)"
 
 
 def test_measured_numbers_are_counted(tmp_path, capsys):
@@ -78,11 +135,13 @@ def test_measured_numbers_are_counted(tmp_path, capsys):
 
 
 def test_language_models_count_on_the_whole_of_wikitext(tmp_path, capsys):
-    copy = {"experiment": "language", "steps": 36_621, "seconds": 3600.0}
-    (tmp_path / "naju-d256-l1024-lr0.004-1200M-wikitext-103-s1.json").write_text(json.dumps(copy))
-    (tmp_path / "naju-d256-l1024-lr0.004-1200M-enwiki-long-s1.json").write_text(json.dumps(copy))
+    def rated(text, seconds):
+        (cell,) = WikitextContext(mixers=("naju",), lengths=(1024,), seeds=("1",), grid=CPU).cells_on(Text(text, {}))
+        return finished(cell, seconds)
+
+    store(tmp_path, rated(WIKITEXT, 0.1), rated("enwiki-long", 0.3))
     told = listed(capsys, "--runs", tmp_path / "runs", "--results", tmp_path)
     for label, cells in (("tab:wt103", 45), ("tab:wt103_width", 36), ("tab:gate_rank", 9)):
         assert f" 1 of {cells} " in told[label]
-        assert f"about {cells}.0 h" in told[label]
+        assert f"about {cells * 36_621 * 0.2 / 3600:.1f} h (3 of {cells})" in told[label]  # on whichever text
     assert " 0 of 20 " in told["tab:wt103_lr"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from naju.bench.rows import RESULTS
+from naju.lab.diagnostic_run import EXPERIMENT
 from naju.lab.diagnostics import aligned
 from naju.lab.options import GridOptions
 from naju.lab.paper import paper_tables
@@ -17,7 +18,7 @@ from naju.lab.runs import Results, RunStore
 from naju.lab.throughput import speed_tables
 from naju.lab.wikitext import LanguageGrid
 from naju.lab.wikitext_run import LANGUAGE, PILOT, WIKITEXT, Text
-from naju.lab.wikitext_run import SPEED as SPEED_RUNS
+from naju.tasks.lra import LRA
 
 # The command behind each of the paper's tables.
 COMMANDS = {
@@ -46,8 +47,10 @@ TASK = {"tab:main": "T1", "tab:extrap": "T2", "tab:state": "T3", "tab:sthard": "
 # Which of `speed_tables` belong to a table of the paper.
 SPEED = {"tab:throughput": slice(0, 2)}
 NOTES = """\
-Cost: the steps of all cells; time is these times the median seconds a step of the finished runs in these folders, one
-run after the other, and left out where there are none. Tables of one command share cells.
+Cost: the steps of all cells, and the time they take one after the other as far as finished runs tell it: a cell's step
+takes the median of the experiment's runs with the same mixer and sizes, whatever their budget, on the machines they had
+and with what ran beside them there. In parentheses: how many cells have such runs, where not all do; a step of the
+others counts with the median of these. Tables of one command share cells.
 Filled are cells at the paper's budget, on the whole of WikiText-103 where it is about language models; runs with other
 budgets and texts are in the report.
 tab:throughput: filled are those of the paper's numbers that one of ours stands beside."""
@@ -60,31 +63,94 @@ class ListExperiments:
     runs: Path = Path("runs")
     """Folder of the run store."""
     results: Path = Path("results")
-    """Folder with copies of results, all in it or each experiment's in a folder of its own."""
+    """Folder with copies of results, in it or in folders in it."""
     rows: Path = RESULTS
     """Folder of the benchmarks' rows."""
 
 
 class Cost(NamedTuple):
-    """Of a grid: its cells, how many are finished, all their steps, and hours where finished runs let one estimate."""
+    """Of a grid: its cells, how many are finished, all their steps, and hours where finished runs let one estimate:
+    those that are like `timed` of the cells."""
 
     cells: int
     finished: int
     steps: int
-    hours: float | None
+    timed: int
+    hours: float
 
     def __str__(self) -> str:
         if not self.cells:
             return "none"
-        if self.hours is None:
+        if not self.timed:
             return f"{self.steps:,} steps"
         time = f"{self.hours:.1f} h" if self.hours >= 1 else f"{60 * self.hours:.0f} min"
-        return f"{self.steps:,} steps, about {time}"
+        part = "" if self.timed == self.cells else f" ({self.timed} of {self.cells})"
+        return f"{self.steps:,} steps, about {time}{part}"
+
+
+Result = Mapping[str, Any]
+
+
+class Finished:
+    """The finished runs of a run store and of all copies: their names, and how long a step takes in those alike."""
+
+    def __init__(self, options: ListExperiments) -> None:
+        self.names: set[tuple[str, str]] = set()
+        times: dict[tuple[str, ...], list[float]] = {}
+        for name, result in _results(options):
+            experiment = str(result.get("experiment", EXPERIMENT))
+            self.names.add((experiment, name))
+            seconds = _seconds_a_step(result)
+            if seconds is not None:
+                times.setdefault(_likeness(experiment, result.get("config")), []).append(seconds)
+        self.seconds_a_step = {alike: median(found) for alike, found in times.items()}
+
+    def cost(self, experiment: Experiment, cells: Sequence[StoredCell]) -> Cost:
+        finished = sum((experiment.name, cell.name) in self.names for cell in cells)
+        times = [self.seconds_a_step.get(_likeness(experiment.name, cell.to_json())) for cell in cells]
+        known = [seconds for seconds in times if seconds is not None]
+        usual = median(known) if known else 0.0
+        total = sum(
+            cell.steps * (usual if seconds is None else seconds) for cell, seconds in zip(cells, times, strict=True)
+        )
+        return Cost(len(cells), finished, sum(cell.steps for cell in cells), len(known), total / 3600)
+
+
+def _results(options: ListExperiments) -> Iterator[tuple[str, Result]]:
+    """With the names of their runs, which are those of folders or files."""
+    store = RunStore(options.runs)
+    copies = [path for pattern in ("*.json", "*/*.json") for path in options.results.glob(pattern)]
+    found = [(run.name, run.result()) for run in store.runs()]
+    found += [(path.stem, Results(store, path.parent.name, path.parent).get(path.stem)) for path in copies]
+    return ((name, result) for name, result in found if result is not None)
+
+
+def _seconds_a_step(result: Result) -> float | None:
+    """None of runs that diverged or did not fit into memory, whatever their files say instead."""
+    steps, seconds = result.get("steps"), result.get("seconds")
+    if not isinstance(steps, int) or not isinstance(seconds, int | float) or steps < 1:
+        return None
+    return seconds / steps
+
+
+def _likeness(experiment: str, config: Any) -> tuple[str, ...]:
+    """What the time of a step depends on, but for the machine."""
+    known = config if isinstance(config, Mapping) else {}
+    options = known.get("mixer_options", known.get("options"))
+    more = options if isinstance(options, Mapping) else {}
+    task = LRA.get(str(known.get("task")))
+    reads_pairs = task is not None and task.has_pairs  # of texts, each of the task's length
+    sizes = [known.get(name) for name in ("mixer", "d_model", "n_layers", "length", "batch_size")]
+    sizes += [more.get(name) for name in ("d_state", "gate_rank")]
+    return experiment, str(reads_pairs), *map(str, sizes)
 
 
 def list_experiments(options: ListExperiments) -> None:
+    finished = Finished(options)
     rows = [["table", "command", "filled", "full run", "quick run", "what it is"]]
-    rows += [[label, f"naju {COMMANDS[label]}", *_standing(label, options), _title(label)] for label in COMMANDS]
+    rows += [
+        [label, f"naju {COMMANDS[label]}", *_standing(label, options, finished), _title(label)] for label in COMMANDS
+    ]
     print(f"{aligned(rows)}\n\n{NOTES}")
 
 
@@ -92,7 +158,7 @@ def _title(label: str) -> str:
     return paper_tables()[label].title
 
 
-def _standing(label: str, options: ListExperiments) -> tuple[str, str, str]:
+def _standing(label: str, options: ListExperiments, finished: Finished) -> tuple[str, str, str]:
     """What is filled, the cost in full, the quick cost."""
     if label in SPEED:
         return _measured(label, options), "minutes on a GPU", "seconds on a CPU"
@@ -101,24 +167,9 @@ def _standing(label: str, options: ListExperiments) -> tuple[str, str, str]:
     if found is None:
         return "–", "–", "–"
     kind, experiment = found
-    full = cost(experiment, _cells(kind, label, options), options)
-    quick = cost(experiment, _quick_cells(kind, label), options)
+    full = finished.cost(experiment, _cells(kind, label, options))
+    quick = finished.cost(experiment, _quick_cells(kind, label))
     return f"{full.finished} of {full.cells}", str(full), str(quick)
-
-
-def cost(experiment: Experiment, cells: Sequence[StoredCell], options: ListExperiments) -> Cost:
-    """The time of a step is that of the finished cells among these."""
-    store = Results(RunStore(options.runs), experiment.name, _copies(options, experiment.name))
-    found = [result for cell in cells if (result := store.get(cell.name)) is not None]
-    steps, seconds = sum(cell.steps for cell in cells), _seconds_a_step(found)
-    return Cost(len(cells), len(found), steps, None if seconds is None else steps * seconds / 3600)
-
-
-def _copies(options: ListExperiments, experiment: str) -> Path:
-    """Those of language models may lie together, whichever of their commands made them."""
-    together = [LANGUAGE] if experiment in (PILOT, SPEED_RUNS) else []
-    folders = (options.results / name for name in (experiment, *together))
-    return next((folder for folder in folders if folder.is_dir()), options.results)
 
 
 def _measured(label: str, options: ListExperiments) -> str:
@@ -130,9 +181,16 @@ def _measured(label: str, options: ListExperiments) -> str:
 def _cells(kind: type[Any], label: str, options: ListExperiments) -> list[StoredCell]:
     """Those of the command that this table is about."""
     if issubclass(kind, LanguageGrid):
-        grid = GridOptions(runs=options.runs, results=_copies(options, PILOT))
+        grid = GridOptions(runs=options.runs, results=_copied_pilots(options))
         return list(kind(grid=grid).cells_on(Text(WIKITEXT, {})))
     return _of_table(kind().cells(), label)
+
+
+def _copied_pilots(options: ListExperiments) -> Path:
+    """The folder from which learning rates come. Copies of language models may lie together, whichever of their
+    commands made them."""
+    folders = (options.results / name for name in (PILOT, LANGUAGE))
+    return next((folder for folder in folders if folder.is_dir()), options.results)
 
 
 def _quick_cells(kind: type[Any], label: str) -> list[StoredCell]:
@@ -142,9 +200,3 @@ def _quick_cells(kind: type[Any], label: str) -> list[StoredCell]:
 def _of_table(cells: Sequence[StoredCell], label: str) -> list[StoredCell]:
     task = TASK.get(label)
     return [cell for cell in cells if task is None or cell.to_json()["task"] == task]
-
-
-def _seconds_a_step(results: Sequence[Mapping[str, Any]]) -> float | None:
-    """Results without both, of runs that did not fit into memory, say nothing of it."""
-    times = [result["seconds"] / result["steps"] for result in results if result.get("steps") and "seconds" in result]
-    return median(times) if times else None
