@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
 from html.parser import HTMLParser
@@ -61,6 +62,16 @@ def tables(page: str) -> dict[str, list[list[str]]]:
 def opened(page: Path) -> str:
     """The document as the browser has it after running whatever there is to run."""
     return _chromium("--dump-dom", page.resolve().as_uri())
+
+
+def width_needed(page: Path, width: int) -> int:
+    """How wide the page has to be for all that does not scroll by itself, on a screen of this width."""
+    measured = "<script>document.title = document.querySelector('main').scrollWidth</script>"
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "page.html"  # which may run the script
+        copy.write_text(f"{text}<style>body {{ width: {width}px }}</style>{measured}")
+        return int(re.search(r"<title>(\d+)</title>", opened(copy))[1])
 
 
 def pixels(page: Path, *, dark: bool = False, width: int = 1200, height: int = 1000) -> np.ndarray:

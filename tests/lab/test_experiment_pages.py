@@ -1,6 +1,8 @@
 """The report's other pages: each experiment's numbers beside the paper's, and what their budget was."""
 
 import json
+import math
+import re
 from statistics import fmean, stdev
 
 import pytest
@@ -10,12 +12,14 @@ from written_results import result, write
 
 from naju.lab.ablations import SWEEPS
 from naju.lab.lra import Lra
-from naju.lab.mqar import FULL, PAPER
+from naju.lab.mqar import FULL, PAPER, RATES
 from naju.lab.mqar_run import slice_name
 from naju.lab.options import GridOptions
 from naju.lab.report import write_report
 from naju.lab.throughput import speed_tables
 from naju.tasks.mqar import TEST
+
+FULL_STEPS = 707  # of an epoch
 
 
 def pages(tmp_path, *results, rows=()):
@@ -70,10 +74,32 @@ def test_a_reduced_budget_is_told(tmp_path):
     made = pages(tmp_path, swept("T4", 1, epochs=15), recall(1e-3, 1, 0.8, 0.7, 0.5, epochs=8))
     assert "Epochs: 50 in the paper; here 15 (T4)." in made["bias-f"]
     assert "T4 on 100,000 sequences for 15 epochs" in made["bias-f"]
-    assert "Reduced or changed here: 8 epochs instead of 32." in made["mqar"]
+    assert re.search(r"Reduced or changed \(each key bound once, [^)]*\): 8 epochs instead of 32\.", made["mqar"])
     assert "at most 8 epochs" in made["mqar"]
     assert "Fewer than 4 rates finished" in made["mqar"]
     assert "0 of 152 runs at the paper&#39;s budget, 1 in all" in made["mqar"]
+
+
+def test_the_decay_of_biases_is_told_and_its_absence_stands_apart(tmp_path):
+    made = pages(tmp_path, recall(1e-3, 1, 0.8, 0.7, 0.5, decay_all=False))["mqar"]
+    factors = [sum(0.1 * rate * FULL_STEPS * (1 + math.cos(math.pi * e / 32)) / 2 for e in range(32)) for rate in RATES]
+    left = ", ".join(f"{5 * math.exp(-factor):.2f} at {rate:g}" for rate, factor in zip(RATES, factors, strict=True))
+    assert f"by learning rate: {left}." in made
+    assert "weight decay on matrices alone instead of on everything." in made
+    assert "0 of 152 runs at the paper&#39;s budget, 1 in all" in made
+
+
+def test_recall_with_keys_bound_again_tells_what_needs_no_key(tmp_path):
+    made = pages(tmp_path, recall(1e-3, 1, 0.8, 0.7, 0.5, rewriting=True))["mqar"]
+    assert "A model that ignores the key and always answers the value of the last pair" in made
+
+
+def test_a_sweep_says_in_which_precision_its_runs_were(tmp_path):
+    half, whole = swept("T4", 1, bf16=True), swept("T2", 1)
+    mixed = pages(tmp_path / "mixed", half, whole)["bias-f"]
+    assert "1 of these runs computed under bfloat16 autocast, as the paper&#39;s did, 1 in float32." in mixed
+    assert "as the paper&#39;s did." in pages(tmp_path / "half", half)["bias-f"]
+    assert "autocast" not in pages(tmp_path / "none")["bias-f"]
 
 
 def test_recall_stands_beside_the_papers(tmp_path):

@@ -7,10 +7,11 @@ import io
 import json
 import math
 import re
+from importlib.resources import files
 
 import pytest
 import torch
-from opened_pages import needs_chromium, opened, pixels, tables
+from opened_pages import needs_chromium, opened, pixels, tables, width_needed
 
 from naju import LanguageModel, ModelConfig, cli
 from naju.analysis import layer_input, observe_layer
@@ -18,8 +19,9 @@ from naju.lab.diagnostic_run import DiagnosticRun, Examination, ModelSettings, l
 from naju.lab.diagnostics import TASKS
 from naju.lab.inspect import InspectConfig, build_page, run_inspect
 from naju.lab.inspect.events import ANSWER, OTHER, STALE, find_events, remove_each
-from naju.lab.inspect.layers import CHANNELS_SHOWN, view_layer
+from naju.lab.inspect.layers import CHANNELS_SHOWN, STYLES, view_layer
 from naju.lab.inspect.text import shown
+from naju.lab.pages.chart import colour, outline
 from naju.lab.report import write_report
 from naju.lab.runs import RunFolder
 from naju.lm.folder import save_model
@@ -299,6 +301,21 @@ def test_a_real_run_is_reported_and_inspected(tmp_path):
     assert row[1:4] == ["1", "0", f"{result['train_accuracy']:.3f} / {result['best_validation']:.3f}"]
     assert row[4:6] == [f"{result['accuracy'][length]['all']:.3f}" for length in ("64", "128")]
     assert run_inspect(InspectConfig(run=folder.path, output=tmp_path / "inspect.html")).exists()
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_page_fits_a_narrow_screen(width, tmp_path):
+    path = run_inspect(InspectConfig(run=saved_run(tmp_path), output=tmp_path / "inspect.html"))
+    assert width_needed(path, width) <= width
+
+
+def test_marks_in_the_charts_have_the_colours_of_the_strips():
+    style = (files("naju.lab.pages") / "templates" / "style.css").read_text()
+    for role, number in STYLES.items():
+        (colour_below,) = re.findall(rf"\.ruler \.{role},[^{{]*{{ fill: var\(--(\w+)\)", style)
+        assert colour_below == f"c{colour(number)}"
+    assert len({outline(number) for number in STYLES.values()}) == len(STYLES)
 
 
 @needs_chromium

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -9,11 +10,11 @@ from statistics import fmean, stdev
 from xml.etree import ElementTree
 
 import pytest
-from opened_pages import needs_chromium, opened, pixels, share_of, tables
+from opened_pages import needs_chromium, opened, pixels, share_of, tables, width_needed
 from written_results import LENGTHS, result, some_results, write
 
 from naju import cli
-from naju.lab.diagnostics import TASKS
+from naju.lab.diagnostics import FULL, TASKS, diagnostic_run
 from naju.lab.pages.render import environment
 from naju.lab.paper import diagnostics
 from naju.lab.report import write_report
@@ -179,6 +180,58 @@ def test_tasks_that_the_quick_protocol_lacks_are_not_missing(tmp_path):
     assert missing == before  # nobody has planned more of them
 
 
+def told_list(page, name):
+    """The items of the list of this id, without markup."""
+    inner = page.partition(f'id="{name}"')[2].partition("</ul>")[0]
+    return [html.unescape(item) for item in re.findall(r"<li>(.*?)</li>", inner, re.S)]
+
+
+def test_each_tasks_budget_stands_above_the_tables(tmp_path):
+    def budgets(*results):
+        page = report(tmp_path, *results).read_text()
+        return html.unescape(re.search(r'<p id="budgets">(.*?)</p>', page, re.S)[1])
+
+    t2 = {"sequences": 50_000, "length": 512, "epochs": 30}
+    same = [result(mixer, "T2", 1, config=t2, steps=46_860) for mixer in ("naju", "gla")]
+    words = "50,000 sequences of length 512 for 30 epochs (46,860 steps)"
+    assert budgets(*same) == f"Trained: T2 on {words}; the same for every model."
+    longer = result("mamba2", "T2", 1, config=t2 | {"epochs": 90}, steps=140_580)
+    assert budgets(*same, longer) == (
+        f"Trained: T2 on {words} for Naju, GLA and 50,000 sequences of length 512 for 90 epochs (140,580 steps) for Mamba-2."
+    )
+    assert "an unrecorded number of sequences" in budgets(result("naju", "T1", 1))
+
+
+def test_what_a_variants_name_stands_for_is_read_from_its_runs(tmp_path):
+    def run(task, variant, **changes):
+        usual = diagnostic_run(FULL, "naju", task, 1, device="cpu").to_json()
+        config = {**usual, "variant": variant} | changes
+        return result("naju", task, 1, variant=variant, config=config)
+
+    options = {"d_state": 64, "f_bias": 2.5}
+    page = report(
+        tmp_path,
+        run("T2", "default"),
+        run("T2", "mine", mixer_options=options, epochs=60),
+        run("T4", "mine", mixer_options=options),
+        run("T2", "matrix-decay", decay_all=False),
+        run("T2", "by-hand"),
+    ).read_text()
+    assert told_list(page, "variants") == [
+        "mine: epochs 60, f_bias 2.5",
+        "matrix-decay: decay_all False",
+        "by-hand: nothing that is recorded (a name given by hand, to runs of older code for example)",
+    ]
+    assert 'id="variants"' not in report(tmp_path / "none", run("T2", "default")).read_text()
+
+
+def test_at_the_training_length_both_rules_of_t4_are_one_measurement(tmp_path):
+    results = some_results()
+    page = report(tmp_path, *results).read_text()
+    at_512 = [cells(page, board, "Naju")[3] for board in ("T4", "T4-growing")]
+    assert at_512[0] == at_512[1] != ""
+
+
 def test_deviations_from_the_budget_are_named_with_their_place(tmp_path):
     page = report(
         tmp_path,
@@ -315,6 +368,12 @@ def test_the_browser_shows_the_numbers_and_runs_no_name(tmp_path):
     document = opened(path)
     assert "<title>Naju: diagnostic results</title>" in document
     assert tables(document) == tables(path.read_text())
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_page_fits_a_narrow_screen(width, tmp_path):
+    assert width_needed(report(tmp_path, *some_results()), width) <= width
 
 
 @needs_chromium

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from naju.analysis import ScanRun, effective_memory, layer_input, observe_layer, retention_to_end, tau_e_from_logit
-from naju.lab.inspect.events import OTHER, Event
+from naju.lab.inspect.events import ANSWER, STALE, Event
 from naju.lab.pages import Bars, Chart, Line, Point, heat_image, linear
 from naju.mixers.naju import NajuMixer
 
 GATE_TICKS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 CHANNELS_SHOWN = 32
 BINS = 24
+STYLES = {ANSWER: 1, STALE: 33}  # of the colours that these writes have below a strip, with markers that a line shows
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,17 @@ def _gate_image(logit: Tensor) -> str:
     return heat_image(logit, ticks[0].item(), ticks[-1].item())
 
 
+def _kept_point(event: Event, kept: float) -> Point:
+    title = f"{' '.join(event.words)}: {kept:.3f}"
+    return Point(title=title, label=event.value, style=STYLES[event.role], x=event.last, y=kept)
+
+
 def _kept_chart(number: int, run: ScanRun, events: Sequence[Event]) -> Chart:
     """What is left of each write at the end: the median over all channels, and the middle half of them."""
     left = retention_to_end(run)[:, [event.last for event in events]]  # (c, e)
     low, middle, high = torch.quantile(left, torch.tensor([0.25, 0.5, 0.75], dtype=left.dtype), dim=0).tolist()
     places = [event.last for event in events]
-    asked = [
-        Point(title=f"{' '.join(event.words)}: {kept:.3f}", label=event.value, style=1, x=event.last, y=kept)
-        for event, kept in zip(events, middle, strict=True)
-        if event.role != OTHER
-    ]
+    asked = [_kept_point(event, kept) for event, kept in zip(events, middle, strict=True) if event.role in STYLES]
     line = Line(
         title="median over all channels",
         style=0,

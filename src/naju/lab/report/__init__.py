@@ -13,7 +13,7 @@ from naju.lab.ablations import is_of_sweep
 from naju.lab.diagnostics import SUCCESS, TASKS
 from naju.lab.pages import render, write_page
 from naju.lab.paper import diagnostics
-from naju.lab.report import charts, gaps, tables
+from naju.lab.report import budgets, charts, gaps, tables
 from naju.lab.report.experiments import Page, experiment_pages
 from naju.lab.report.language_models import language_pages
 from naju.lab.report.results import BOARDS, GROWING, Model, Reading, group_models, read_results
@@ -78,6 +78,8 @@ def _measured(models: list[Model]) -> dict[str, Any]:
     boards = charts.boards_with_results(models)
     trained = [task for task in TASKS if any(run.curve for model in models for run in model.of(task))]
     return {
+        "budgets": budgets.told_budgets(models),
+        "variants": budgets.told_variants(models),
         "legend": [(model.label, styles[model.label]) for model in models],
         "frontier": charts.frontier(models, styles),
         "corner": charts.corner(models, styles),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from naju.lab.lra_run import OUT_OF_MEMORY
 from naju.lab.mqar import EPOCHS, RATES, Mqar, RecallRow, RecallTable, papers_table, recall_tables
 from naju.lab.mqar import FULL as FULL_MQAR
 from naju.lab.mqar_run import EXPERIMENT as MQAR
+from naju.lab.mqar_run import MqarRun
 from naju.lab.pages import Chart
 from naju.lab.paper import paper_tables
 from naju.lab.report.charts import run_curves
@@ -69,9 +70,12 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
+    """`note` stands below it."""
+
     title: str
     headings: tuple[str, ...]
     rows: tuple[Row, ...]
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def _sweep_page(command: str, sweep: type[Sweep], reading: Reading) -> Page:
     tables = sweep_tables(sweep, reading.of(EXPERIMENT))
     own, quick = (_of_sweep(sweep, protocol, reading.results) for protocol in (FULL, QUICK))
     cells = 2 * PAPER_SEEDS * len(sweep.settings)
-    notes = (*_sweep_notes(own, cells), INTERVAL)
+    notes = (*_sweep_notes(own, cells), *_told_precision([*own, *quick]), INTERVAL)
     standing = f"{len(own)} of {cells} runs{f', {len(quick)} quick' if quick else ''}"
     made = tuple(map(_sweep_table, tables))
     return Page(command, page_title(command), doc_of(sweep), standing, made, notes, reading=SWEEP_READING)
@@ -136,6 +140,13 @@ def _told_budget(protocol: Protocol) -> str:
     return f"Trained at length {protocol.length}, {', '.join(told)}; the same for every row."
 
 
+def _told_precision(runs: Sequence[Result]) -> list[str]:
+    """The paper's were in bfloat16."""
+    lower = sum(bool(run.config.get("bf16")) for run in runs)
+    others = f", {len(runs) - lower} in float32" if lower < len(runs) else ""
+    return [f"{lower} of these runs computed under bfloat16 autocast, as the paper's did{others}."] if runs else []
+
+
 def _sweep_table(table: SweepTable) -> Table:
     title = "The full protocol"
     if table.protocol is not FULL:
@@ -158,7 +169,7 @@ def _sweep_row(row: SweepRow) -> Row:
 
 
 def _mqar_page(reading: Reading) -> Page:
-    results, papers = reading.of(MQAR), {cell.name for cell in Mqar().cells()}
+    results, papers = reading.of(MQAR), {cell.name: cell for cell in Mqar().cells()}
     tables, cells = recall_tables(results), len(papers)
     finished = sum(f"{one['mixer']}-{one['variant']}-s{one['seed']}" in papers for one in results)
     notes = [
@@ -166,7 +177,12 @@ def _mqar_page(reading: Reading) -> Page:
         f"{len(RATES)} learning rates, one seed: {cells} runs. Two mixer blocks for every model, embeddings that "
         "begin with a deviation of 0.02 and mixers that begin as everywhere here, which the paper does not say; all "
         "batches are full, and their order is one random order in every epoch.",
-        *(f"Reduced or changed here: {', '.join(table.departures)}." for table in tables if table.departures),
+        _told_decay(papers.values()),
+        *(
+            f"Reduced or changed ({table.title}): {', '.join(table.departures)}."
+            for table in tables
+            if table.departures
+        ),
         *(note for table in tables for note in _rate_notes(table)),
         "A model's rate is the one with the best last validation, never the best test.",
         INTERVAL,
@@ -174,6 +190,18 @@ def _mqar_page(reading: Reading) -> Page:
     standing = f"{finished} of {cells} runs at the paper's budget, {len(results)} in all"
     shown = tuple(_shown_recall(tables))
     return Page("mqar", page_title("mqar"), doc_of(Mqar), standing, shown, tuple(notes), reading=RECALL_READING)
+
+
+def _told_decay(cells: Iterable[MqarRun]) -> str:
+    """What decays, and how strongly at each rate of the paper's protocol."""
+    kept = {cell.training.lr: cell.kept for cell in cells}
+    left = ", ".join(f"{5 * share:.2f} at {rate:g}" for rate, share in sorted(kept.items()))
+    return (
+        "Weight decay is 0.1 on every parameter, biases, norms and the gates' biases too, as in Zoology's code; the "
+        "paper does not say what decays. Where nothing else moved it, a bias of 5 would end at this after "
+        f"{EPOCHS} epochs, by learning rate: {left}. With `--no-decay-all` it is on matrices alone; such runs have "
+        "tables of their own."
+    )
 
 
 def _shown_recall(tables: Sequence[RecallTable]) -> Iterator[Table]:
@@ -199,7 +227,7 @@ def _recall_table(table: RecallTable) -> Table:
     headings = ("width", "seeds", "rates tried", "best rate", "all slices", table.hardest)
     whose = ": the paper's protocol" if table.is_papers else ""
     title = f"{table.title[0].upper()}{table.title[1:]}{whose}"
-    return Table(title, headings, tuple(map(_recall_row, table.rows)))
+    return Table(title, headings, tuple(map(_recall_row, table.rows)), table.note)
 
 
 def _recall_row(row: RecallRow) -> Row:

@@ -191,7 +191,7 @@ def _experiment(found: Written) -> str:
 def parse_result(read: Written) -> Result:
     """A result of the diagnostic suite from its JSON; a ValueError says what is wrong with it."""
     try:
-        boards = {read["task"]: read["accuracy"], GROWING: read.get("growing") or {}}
+        boards = {read["task"]: read["accuracy"], GROWING: _growing(read)}
         return Result(
             mixer=str(read["mixer"]),
             task=_known_task(read["task"]),
@@ -213,6 +213,13 @@ def parse_result(read: Written) -> Result:
         raise ValueError(f"{error.args[0]!r} is missing") from error
     except (TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"a value has another type than expected ({error})") from error
+
+
+def _growing(read: Written) -> Mapping[str, Any]:
+    """At the training length, where both rules give the same number of events, the one measurement stands for both."""
+    longer, trained = read.get("growing") or {}, str(read["config"]["length"])
+    shared = {trained: read["accuracy"][trained]} if longer and trained in read["accuracy"] else {}
+    return {**shared, **longer}
 
 
 def curve_of(points: Sequence[Sequence[Any]]) -> list[tuple[int, float, float | None]]:
