@@ -196,9 +196,8 @@ def test_each_tasks_budget_stands_above_the_tables(tmp_path):
     words = "50,000 sequences of length 512 for 30 epochs (46,860 steps)"
     assert budgets(*same) == f"Trained: T2 on {words}; the same for every model."
     longer = result("mamba2", "T2", 1, config=t2 | {"epochs": 90}, steps=140_580)
-    assert budgets(*same, longer) == (
-        f"Trained: T2 on {words} for Naju, GLA and 50,000 sequences of length 512 for 90 epochs (140,580 steps) for Mamba-2."
-    )
+    three_times = words.replace("30 epochs (46,860", "90 epochs (140,580")
+    assert budgets(*same, longer) == f"Trained: T2 on {words} for Naju, GLA and {three_times} for Mamba-2."
     assert "an unrecorded number of sequences" in budgets(result("naju", "T1", 1))
 
 
