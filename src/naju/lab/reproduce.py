@@ -17,9 +17,10 @@ from naju.lab.grid import Cell, Grid, Outcome
 from naju.lab.lra import Lra, describe_lra, told_lra
 from naju.lab.lra_run import EXPERIMENT as LRA
 from naju.lab.lra_run import LraRun, run_lra
-from naju.lab.mqar import Mqar, told_mqar
+from naju.lab.mqar import Mqar
 from naju.lab.mqar_run import EXPERIMENT as MQAR
 from naju.lab.mqar_run import MqarRun, run_mqar
+from naju.lab.mqar_tables import told_mqar
 from naju.lab.options import MATRIX_DECAY, PAPER_NAMES, GridOptions, check_names, check_options, parse_seeds
 from naju.lab.runs import Results, RunStore
 from naju.lab.side_by_side import side_by_side

@@ -27,10 +27,11 @@ from naju.lab.diagnostics import FULL, QUICK, SUCCESS, Protocol
 from naju.lab.lra import CHOICES, COMPARED, Lra, LraCell, departures, lra_rows, model_label
 from naju.lab.lra_run import EXPERIMENT as LRA
 from naju.lab.lra_run import OUT_OF_MEMORY
-from naju.lab.mqar import EPOCHS, RATES, Mqar, RecallRow, RecallTable, papers_table, recall_tables
+from naju.lab.mqar import EPOCHS, RATES, Mqar
 from naju.lab.mqar import FULL as FULL_MQAR
 from naju.lab.mqar_run import EXPERIMENT as MQAR
 from naju.lab.mqar_run import MqarRun
+from naju.lab.mqar_tables import RecallRow, RecallTable, papers_table, recall_tables
 from naju.lab.pages import Chart
 from naju.lab.paper import paper_tables
 from naju.lab.report.charts import run_curves
