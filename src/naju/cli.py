@@ -21,6 +21,7 @@ from naju.bench.decode import DecodeBench, run_decode_bench
 from naju.bench.errors import ErrorsBench, run_errors_bench
 from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.model import ModelBench, run_model_bench
+from naju.bench.profile import ProfileBench, run_profile_bench
 from naju.bench.rows import RESULTS as BENCHMARKS
 from naju.bench.scan import ScanBench, run_scan_bench
 from naju.bench.soak import SoakBench, run_soak_bench
@@ -70,6 +71,7 @@ Benches = (
     | Annotated[ModelBench, tyro.conf.subcommand("model", prefix_name=False)]
     | Annotated[ForwardBench, tyro.conf.subcommand("forward", prefix_name=False)]
     | Annotated[TrainingBench, tyro.conf.subcommand("training", prefix_name=False)]
+    | Annotated[ProfileBench, tyro.conf.subcommand("profile", prefix_name=False)]
     | Annotated[DecodeBench, tyro.conf.subcommand("decode", prefix_name=False)]
     | Annotated[StressBench, tyro.conf.subcommand("stress", prefix_name=False)]
     | Annotated[SoakBench, tyro.conf.subcommand("soak", prefix_name=False)]
@@ -86,6 +88,7 @@ def bench(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Ben
         ModelBench: run_model_bench,
         ForwardBench: run_forward_bench,
         TrainingBench: run_training_bench,
+        ProfileBench: run_profile_bench,
         DecodeBench: run_decode_bench,
         StressBench: run_stress_bench,
         SoakBench: run_soak_bench,

@@ -1,4 +1,4 @@
-"""`forward`, `training` and `decode` at tiny sizes on a CPU: their rows, their refusals, and what they run."""
+"""`forward`, `training`, `profile` and `decode` at tiny sizes on a CPU: rows, refusals, and what they run."""
 
 import sys
 from pathlib import Path
@@ -15,6 +15,7 @@ from naju.bench.decode import TOKENS, DecodeBench, Decoder, run_decode_bench
 from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.forward_plot import draw_times
 from naju.bench.peers import check_names
+from naju.bench.profile import ProfileBench, run_profile_bench
 from naju.bench.shells import ResidualStack
 from naju.bench.training import TrainingBench, run_training_bench, training_step
 
@@ -69,6 +70,29 @@ def test_forward_writes_a_row_for_each_model_length_and_mode(tmp_path: Path) -> 
     assert set(written["gla", 8]) >= ALWAYS
     assert written["gla", 8]["reason"] == "the package fla is not installed"
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("mamba2", "no_fla")
+def test_a_profile_has_a_row_for_each_operation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {name: SMALL[name] for name in ("d_model", "d_state", "dtype")}
+    shared = {**sizes, "lengths": (8,), "batch": 2, "n_layers": 3, "rounds": 2, "most": 4, "device": "cpu"}
+    run_profile_bench(ProfileBench(**shared, models=("mamba2", "gla"), out=tmp_path))
+    run_profile_bench(ProfileBench(**shared, models=("mamba2",), backward=True, out=tmp_path))
+    written = rows(tmp_path, "profile")
+    (missing,) = (row for row in written if row["model"] == "gla")
+    assert missing["reason"] == "the package fla is not installed"
+    forward, both = (
+        {row["kernel"]: row for row in written if row["passes"] == passes and "kernel" in row}
+        for passes in ("forward", "forward and backward")
+    )
+    assert forward["aten::rms_norm"]["calls"] == 3  # one a layer
+    assert "MulBackward0" in both
+    assert "MulBackward0" not in forward
+    told = capsys.readouterr().out
+    for found in (forward, both):
+        total = sum(row["mean_s"] for row in found.values())
+        assert all(row["share"] == pytest.approx(row["mean_s"] / total) for row in found.values())
+        assert f"all {len(found)}" in told
 
 
 def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -25,33 +25,19 @@ from naju.bench.compare import (
 )
 from naju.bench.forward_plot import draw_times
 from naju.bench.measure import Run, default_device
-from naju.bench.peers import check_names
+from naju.bench.peers import USUAL, check_names
 from naju.bench.rows import RESULTS, save_rows, told
 from naju.bench.shells import build_stack
 from naju.bench.work import rates, work_of
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-MODELS = (
-    "naju",
-    "naju-rank64",
-    "naju-rank32",
-    "mamba2",
-    "mamba",
-    "mamba-16",
-    "gla",
-    "hgrn",
-    "retnet",
-    "mlstm",
-    "transformer-math",
-    "transformer-flash",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardBench:
     """Time the forward pass of a pre-norm residual stack of each mixer, without gradients, at growing lengths."""
 
-    models: tuple[str, ...] = MODELS
+    models: tuple[str, ...] = USUAL
     """names from naju.bench.peers; one that cannot run here becomes a row with the reason"""
     lengths: tuple[int, ...] | None = None
     """by default 512 to 32,768 on a GPU"""

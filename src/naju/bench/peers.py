@@ -191,3 +191,18 @@ PEERS: Mapping[str, Build] = {
     "transformer-flash": _transformer(SDPBackend.FLASH_ATTENTION),
     "mamba2-transformers": _mamba2_of_transformers,
 }
+# What a comparison measures unasked.
+USUAL = (
+    "naju",
+    "naju-rank64",
+    "naju-rank32",
+    "mamba2",
+    "mamba",
+    "mamba-16",
+    "gla",
+    "hgrn",
+    "retnet",
+    "mlstm",
+    "transformer-math",
+    "transformer-flash",
+)

@@ -23,33 +23,19 @@ from naju.bench.compare import (
     sizes_of,
 )
 from naju.bench.measure import Run, default_device
-from naju.bench.peers import check_names
+from naju.bench.peers import USUAL, check_names
 from naju.bench.rows import RESULTS, save_rows, told
 from naju.bench.shells import LanguageShell, ResidualStack
 from naju.bench.work import rates, work_of
 
 LENGTHS = (1024, 2048, 4096)
-MODELS = (
-    "naju",
-    "naju-rank64",
-    "naju-rank32",
-    "mamba2",
-    "mamba",
-    "mamba-16",
-    "gla",
-    "hgrn",
-    "retnet",
-    "mlstm",
-    "transformer-math",
-    "transformer-flash",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBench:
     """Time a training step (forward, backward, AdamW) of a small language model, on as many tokens at any length."""
 
-    models: tuple[str, ...] = MODELS
+    models: tuple[str, ...] = USUAL
     """names from naju.bench.peers; one that cannot run here becomes a row with the reason"""
     lengths: tuple[int, ...] | None = None
     """by default 1024, 2048 and 4096 on a GPU"""

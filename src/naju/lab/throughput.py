@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 import torch
 
 from naju.bench.compare import OUT_OF_MEMORY
-from naju.bench.forward import MODELS, ForwardBench, run_forward_bench
+from naju.bench.forward import ForwardBench, run_forward_bench
 from naju.bench.forward_plot import draw_times
+from naju.bench.peers import USUAL
 from naju.bench.rows import RESULTS, told
 from naju.bench.training import TrainingBench, run_training_bench
 from naju.lab.diagnostics import aligned
 from naju.lab.paper import paper_tables
 
 RIVAL = "mamba2"
-FORWARD_MODELS = (*MODELS, "rwkv6")
+FORWARD_MODELS = (*USUAL, "rwkv6")
 TRAINING_MODELS = (
     "naju",
     "naju-rank64",
