@@ -186,19 +186,20 @@ def told_list(page, name):
     return [html.unescape(item) for item in re.findall(r"<li>(.*?)</li>", inner, re.S)]
 
 
-def test_each_tasks_budget_stands_above_the_tables(tmp_path):
+def test_each_tasks_budget_stands_above_its_table(tmp_path):
     def budgets(*results):
-        page = report(tmp_path, *results).read_text()
-        return html.unescape(re.search(r'<p id="budgets">(.*?)</p>', page, re.S)[1])
+        return told_list(report(tmp_path, *results).read_text(), "budgets")
 
     t2 = {"sequences": 50_000, "length": 512, "epochs": 30}
     same = [result(mixer, "T2", 1, config=t2, steps=46_860) for mixer in ("naju", "gla")]
     words = "50,000 sequences of length 512 for 30 epochs (46,860 steps)"
-    assert budgets(*same) == f"Trained: T2 on {words}; the same for every model."
+    assert budgets(*same) == [f"T2: {words} for every model."]
     longer = result("mamba2", "T2", 1, config=t2 | {"epochs": 90}, steps=140_580)
     three_times = words.replace("30 epochs (46,860", "90 epochs (140,580")
-    assert budgets(*same, longer) == f"Trained: T2 on {words} for Naju, GLA and {three_times} for Mamba-2."
-    assert "an unrecorded number of sequences" in budgets(result("naju", "T1", 1))
+    assert budgets(*same, longer) == [f"T2: {words} for Naju, GLA; {three_times} for Mamba-2."]
+    quick = [result(mixer, "T2", 1, variant="quick", config=t2 | {"epochs": 3}, steps=9) for mixer in ("naju", "gla")]
+    assert budgets(*same, *quick)[0].endswith("for 3 epochs (9 steps) for all that are called (quick).")
+    assert "an unrecorded number of sequences" in budgets(result("naju", "T1", 1))[0]
 
 
 def test_what_a_variants_name_stands_for_is_read_from_its_runs(tmp_path):
@@ -217,9 +218,9 @@ def test_what_a_variants_name_stands_for_is_read_from_its_runs(tmp_path):
         run("T2", "by-hand"),
     ).read_text()
     assert told_list(page, "variants") == [
-        "mine: epochs 60, f_bias 2.5",
-        "matrix-decay: decay_all False",
         "by-hand: nothing that is recorded (a name given by hand, to runs of older code for example)",
+        "matrix-decay: decay_all False",
+        "mine: epochs 60, f_bias 2.5",
     ]
     assert 'id="variants"' not in report(tmp_path / "none", run("T2", "default")).read_text()
 

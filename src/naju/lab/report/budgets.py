@@ -13,37 +13,48 @@ from naju.lab.report.results import Model, Result
 VARIED = NAMES | {name: name for name in ("head", "sequences", "decay_all")} | {"d_model": "width"}
 
 
-def told_budgets(models: Sequence[Model]) -> str:
-    """Task by task; a task's budgets with the models that had them, where it has several."""
+def told_budgets(models: Sequence[Model]) -> list[str]:
+    """A sentence for each task; where it has several budgets, with the models that had them."""
     used = {task: budgets for task in TASKS if (budgets := _budgets(task, models))}
-    told = [f"{task} on {' and '.join(_with_models(budgets))}" for task, budgets in used.items()]
-    shared = "the same for every model" if all(len(budgets) == 1 for budgets in used.values()) else ""
-    return f"Trained: {'; '.join(filter(None, [*told, shared]))}."
+    return [f"{task}: {'; '.join(_with_models(budgets))}." for task, budgets in used.items()]
 
 
 def told_variants(models: Sequence[Model]) -> list[str]:
     """What the names in parentheses have otherwise than the full protocol, as far as their runs' configs say it."""
     runs: dict[str, list[Result]] = {}
     for model in models:
-        variant = model.runs[0].variant
-        if model.label.endswith(f"({variant})"):
+        if (variant := _variant(model)) is not None:
             runs.setdefault(variant, []).extend(model.runs)
     return [f"{variant}: {_told_differences(of_variant)}" for variant, of_variant in runs.items()]
 
 
-def _budgets(task: str, models: Sequence[Model]) -> dict[str, list[str]]:
-    """A budget in words -> labels of its models."""
-    budgets: dict[str, list[str]] = {}
+def _variant(model: Model) -> str | None:
+    """The name that stands in parentheses in its label."""
+    variant = model.runs[0].variant
+    return variant if model.label.endswith(f"({variant})") else None
+
+
+def _budgets(task: str, models: Sequence[Model]) -> dict[str, list[Model]]:
+    """A budget in words -> its models."""
+    budgets: dict[str, list[Model]] = {}
     for model in models:
         for told in dict.fromkeys(_budget(run) for run in model.of(task)):
-            budgets.setdefault(told, []).append(model.label)
+            budgets.setdefault(told, []).append(model)
     return budgets
 
 
-def _with_models(budgets: Mapping[str, Sequence[str]]) -> Sequence[str]:
+def _with_models(budgets: Mapping[str, Sequence[Model]]) -> list[str]:
     if len(budgets) == 1:
-        return list(budgets)
-    return [f"{budget} for {', '.join(labels)}" for budget, labels in budgets.items()]
+        return [f"{budget} for every model" for budget in budgets]
+    return [f"{budget} for {_told_models(models)}" for budget, models in budgets.items()]
+
+
+def _told_models(models: Sequence[Model]) -> str:
+    """Those of one variant, which has one budget a task, by its name."""
+    variants = {_variant(model) for model in models}
+    if len(models) > 1 and len(variants) == 1 and None not in variants:
+        return f"all that are called ({variants.pop()})"
+    return ", ".join(model.label for model in models)
 
 
 def _budget(run: Result) -> str:
