@@ -61,13 +61,13 @@ class RecallTable(NamedTuple):
 
 
 def recall_tables(results: Iterable[Mapping[str, Any]]) -> list[RecallTable]:
-    """One for each kind of data and budget, the paper's first."""
+    """One for each kind of data and budget, the paper's first, then those that depart from it least."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for result in results:
         config = result["config"]
         groups.setdefault((_kind(config), str(config["test_segments"])), []).append(result)
     tables = [_table(title, found) for (title, _), found in groups.items()]
-    return sorted(tables, key=lambda table: (not table.is_papers, table.title))
+    return sorted(tables, key=lambda table: (len(table.departures), table.title))
 
 
 def papers_table(tables: Sequence[RecallTable]) -> RecallTable:
