@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import ctypes.util
 import functools
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -267,7 +268,7 @@ def failing_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     monkeypatch.setenv("NAJU_CACHE", str(tmp_path / "cache"))
     here = {"is_available": lambda: True, "device_count": lambda: 1, "get_device_capability": lambda index: (12, 0)}
     monkeypatch.setattr(load, "torch", SimpleNamespace(version=torch.version, cuda=SimpleNamespace(**here)))
-    monkeypatch.setattr(load, "_failures", [])
+    monkeypatch.setattr(load, "_reasons", {})
     monkeypatch.setattr("naju.scan.on_gpu._triton_installed", lambda: False)
     load.library.cache_clear()
     yield calls
@@ -287,7 +288,8 @@ def test_a_build_that_fails_leaves_the_scan_to_the_next_backend(failing_nvcc: Pa
     tensors = _on_a_gpu()
     assert backends()["cuda_sequential"] is None
     assert not failing_nvcc.exists()  # to ask what there is compiles nothing
-    with pytest.warns(RuntimeWarning, match=f"this process goes on without the CUDA scan: {reason}"):
+    told = f"the CUDA scan cannot be built, and the next of naju.backends() takes its place: {reason}"
+    with pytest.warns(RuntimeWarning, match=re.escape(told)):
         assert choose(BACKENDS, "auto", _inputs(**tensors)).name == "chunked"
     assert backends()["cuda_sequential"] == reason
     assert choose(BACKENDS, "auto", _inputs(**tensors)).name == "chunked"
@@ -298,10 +300,19 @@ def test_a_build_that_fails_leaves_the_scan_to_the_next_backend(failing_nvcc: Pa
 
 
 @needs_compiler
+def test_one_failed_build_stops_no_shape_that_was_built(monkeypatch: pytest.MonkeyPatch, failing_nvcc: Path) -> None:
+    built, lost = load.shape_for(64), load.shape_for(16)
+    monkeypatch.setattr(load, "_reasons", {built: None, lost: "no room"})
+    assert load.missing_here() is None
+    monkeypatch.setattr(load, "_reasons", {lost: "no room"})
+    assert load.missing_here() == "no room"
+
+
+@needs_compiler
 @pytest.mark.usefixtures("failing_nvcc")
 def test_a_build_that_fails_for_a_scan_which_asked_for_it() -> None:
     with (
-        pytest.warns(RuntimeWarning, match="without the CUDA scan"),
+        pytest.warns(RuntimeWarning, match="the CUDA scan cannot be built"),
         pytest.raises(ValueError, match=r"'cuda_sequential' cannot run this: .* could not compile it: .*; use "),
     ):
         naju_scan(**_on_a_gpu(), backend="cuda_sequential")
@@ -320,7 +331,7 @@ def test_a_build_while_a_graph_is_traced(built: bool, monkeypatch: pytest.Monkey
         fullgraph=True,
         dynamic=True,
     )
-    with contextlib.nullcontext() if built else pytest.warns(RuntimeWarning, match="without the CUDA scan"):
+    with contextlib.nullcontext() if built else pytest.warns(RuntimeWarning, match="the CUDA scan cannot be built"):
         assert chosen(**_on_a_gpu())[1] == ("cuda_sequential" if built else "chunked")
 
 

@@ -118,7 +118,7 @@ class MLSTMMixer(MatrixMixer):
             logits = self.gates(torch.cat(qkv, dim=-1).to(self.gates.weight.dtype)).to(state.m.dtype) + self.gate_bias
         f_logit, i_logit = layout.hold(*logits.chunk(2, dim=-1))
         q, k, v = map(self.split_heads, qkv)
-        o, C, n, m = mlstm_cell(q, k, v, f_logit, i_logit, state.C, state.n, state.m, layout)
+        o, C, n, m = mlstm_cell(q, k, v, f_logit, i_logit, state.C, state.n, state.m, layout, cu_seqlens)
         mixed = (self.norm(o).flatten(-2) + self.skip * h) * F.silu(z)
         out = self.project_out(mixed.to(h.dtype))
         return layout.restore(out), MLSTMState(C, n, m, layout.last(u_tilde, state.tail))
@@ -139,19 +139,20 @@ def mlstm_cell(
     n: Tensor,
     m: Tensor,
     layout: Layout,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The recurrence on q, k, v (b, l, heads, ·) and logits (b, l, heads) from the state C, n, m: outputs and state.
 
     The normaliser is the memory of one more value that is always 1, so one scan makes both.
     """
     log_f, tail = F.logsigmoid(f_logit), m.unsqueeze(1)
-    level = running_max(i_logit, log_f, m, layout.cu_seqlens)  # (b, l, heads)
+    level = running_max(i_logit, log_f, m, cu_seqlens)  # (b, l, heads)
     level_before, _ = layout.past(level, tail)
     q, k = q * q.shape[-1] ** -0.5, k * (i_logit - level).exp().unsqueeze(-1).to(k.dtype)
     v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     joined = torch.cat([C, n.unsqueeze(-1)], dim=-1)
     log_decay = (log_f + level_before - level).unsqueeze(-1)
-    o, joined = matrix_scan(q, k, v, log_decay, joined, cu_seqlens=layout.cu_seqlens)
+    o, joined = matrix_scan(q, k, v, log_decay, joined, cu_seqlens=cu_seqlens)
     o = o.to(state_dtype(o.dtype))
     size = torch.maximum(o[..., -1:].abs(), (-level).exp().unsqueeze(-1)).clamp_min(torch.finfo(o.dtype).tiny)
     return o[..., :-1] / size, joined[..., :-1], joined[..., -1], layout.last(level, tail).squeeze(1)

@@ -178,8 +178,9 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int) -> int:
 
 
 def boundaries_on(device: torch.device, cu_seqlens: Tensor) -> Tensor:
-    """Those of a host go to a GPU without a wait for it; the other way nobody would know when they have arrived."""
-    return cu_seqlens.to(device, non_blocking=device.type == "cuda")
+    """Those of a host go to a GPU without a wait for it, unless they are pinned, and so read there only when the copy's
+    turn comes: by then they may be others. The other way nobody would know when they have arrived."""
+    return cu_seqlens.to(device, non_blocking=device.type == "cuda" and not cu_seqlens.is_pinned())
 
 
 def check_boundaries(boundaries: Sequence[int], length: int) -> None:

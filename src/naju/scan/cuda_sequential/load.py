@@ -130,14 +130,17 @@ def library(shape: Shape) -> ctypes.CDLL | str:
     """The loaded library, or the reason there is none. Decided once a process."""
     capabilities = {torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())}
     try:
-        return ctypes.CDLL(str(compiled_library(shape, capabilities)))
+        built = ctypes.CDLL(str(compiled_library(shape, capabilities)))
     except (BuildError, OSError) as error:
-        _failures.append(str(error))
-        warnings.warn(f"this process goes on without the CUDA scan: {error}", RuntimeWarning, stacklevel=2)
+        _reasons[shape] = str(error)
+        told = f"the CUDA scan cannot be built, and the next of naju.backends() takes its place: {error}"
+        warnings.warn(told, RuntimeWarning, stacklevel=2)
         return str(error)
+    _reasons[shape] = None
+    return built
 
 
-_failures: list[str] = []  # of builds: what stops nvcc once would stop it again
+_reasons: dict[Shape, str | None] = {}  # of all builds so far: why there is no library, where there is none
 
 
 def compiled_library(shape: Shape, capabilities: Iterable[tuple[int, int]]) -> Path:
@@ -183,4 +186,5 @@ def missing_here() -> str | None:
         _host_compiler()
     except BuildError as error:
         return str(error)
-    return _failures[0] if _failures else None
+    reasons = list(_reasons.values())
+    return reasons[0] if reasons and all(reasons) else None  # what stops every nvcc would stop the next
