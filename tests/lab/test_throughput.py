@@ -42,9 +42,14 @@ def test_what_another_mode_of_the_compiler_made_stands_nowhere(tmp_path: Path) -
         tmp_path,
         forward_row("naju", seconds=0.001, **compiled, compile_mode="max-autotune"),
         forward_row("naju", seconds=0.002, **compiled, compile_mode="default"),
-        forward_row("mamba2", seconds=0.003, **compiled),
     )
-    assert [cell(folder, f"{model} d256 compiled", 512).ours for model in ("naju", "mamba2")] == [1, 3]
+    assert cell(folder, "naju d256 compiled", 512).ours == 1
+
+
+def test_a_compiled_row_has_to_name_the_mode_of_the_compiler(tmp_path: Path) -> None:
+    folder = stored(tmp_path, forward_row("naju", 512, 0.001), forward_row("naju", 512, 0.002, mode="compiled"))
+    with pytest.raises(ValueError, match=r"line 2 of .*forward\.jsonl is no row of `naju bench`: .*compile_mode"):
+        speed_tables(folder)
 
 
 def test_the_low_ranks_are_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

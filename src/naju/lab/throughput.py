@@ -174,7 +174,7 @@ def _forward_rows(folder: Path) -> list[dict[str, Any]]:
 
 def _is_like(usual: ForwardBench | TrainingBench, row: Mapping[str, Any], *names: str) -> bool:
     has_usual_state = row["model"] not in SIZED or row.get("d_state") == usual.d_state
-    has_usual_mode = row.get("compile_mode", usual.compile_mode) == usual.compile_mode  # rows of old name none
+    has_usual_mode = row["mode"] != "compiled" or row["compile_mode"] == usual.compile_mode
     return has_usual_state and has_usual_mode and all(row.get(name) == getattr(usual, name) for name in names)
 
 
@@ -202,6 +202,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
         row: dict[str, Any] = json.loads(line)
         known = isinstance(row["machine"]["accelerator"], str | None)
         known &= all(isinstance(row[name], str) for name in ("model", "mode"))
+        known &= row["mode"] != "compiled" or isinstance(row["compile_mode"], str)
         known &= all(type(row[name]) is int for name in ("n_layers", "d_model", "length"))
         measured = [row.get(name) for name in MEASURED]
         known &= all(one is None or (isinstance(one, int | float) and 0 < one < LARGEST) for one in measured)
