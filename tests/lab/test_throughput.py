@@ -10,10 +10,12 @@ from naju.bench.forward import ForwardBench
 from naju.lab import throughput
 from naju.lab.throughput import Throughput, run_throughput, speed_tables
 
+DAY = "2026-11-16"
+
 
 def forward_row(model: str, length: int, seconds: float | None, **changes: Any) -> dict[str, Any]:
     shape = {"bench": "forward", "model": model, "mode": "graph", "batch": 8, "n_layers": 4, "d_model": 256}
-    about = {"dtype": "bfloat16", "d_state": 64, "when": "a day", "machine": {"accelerator": "a GPU"}}
+    about = {"dtype": "bfloat16", "d_state": 64, "when": f"{DAY}T08:00", "machine": {"accelerator": "a GPU"}}
     return {**shape, **about, "length": length, "median_s": seconds, **changes}
 
 
@@ -64,9 +66,17 @@ def test_the_low_ranks_are_measured_too(tmp_path: Path, monkeypatch: pytest.Monk
     assert narrow.d_model == 128
 
 
-def test_the_picture_is_of_the_newest_rows_of_the_usual_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def picture_of(folder: Path) -> tuple[list[dict[str, Any]], str, Path]:
+    """What is drawn: rows, title and file."""
     drawn: list[Any] = []
-    monkeypatch.setattr(throughput, "draw_times", lambda *given: drawn.append(given))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(throughput, "draw_times", lambda *given: drawn.append(given))
+        run_throughput(Throughput(show=True, rows=folder, plot=folder / "forward.png"))
+    (given,) = drawn
+    return given
+
+
+def test_the_picture_is_of_the_newest_rows_of_the_usual_sizes(tmp_path: Path) -> None:
     new, long, peer = (
         forward_row("naju", 512, 0.002),
         forward_row("naju", 1024, 0.003),
@@ -76,11 +86,22 @@ def test_the_picture_is_of_the_newest_rows_of_the_usual_sizes(tmp_path: Path, mo
     unusual = [forward_row("naju", 512, 0.1, **{name: value}) for name, value in others.items()]
     ran_out = forward_row("transformer-math", 1024, None, d_state=None, reason="out of memory")
     folder = stored(tmp_path, forward_row("naju", 512, 0.005), new, long, peer, *unusual, ran_out)
-    run_throughput(Throughput(show=True, rows=folder, plot=tmp_path / "forward.png"))
-    ((rows, title, path),) = drawn
+    rows, title, path = picture_of(folder)
     assert rows == [new, long, peer]
-    assert title == "Forward on a GPU: batch 8, n_layers 4, dtype bfloat16, d_model 256"
+    assert title == f"Forward on a GPU, {DAY}: batch 8, n_layers 4, dtype bfloat16, d_model 256"
     assert path == tmp_path / "forward.png"
+
+
+def test_the_picture_is_of_the_day_and_machine_that_timed_most_models(tmp_path: Path) -> None:
+    days = [("2026-11-16", "a GPU"), ("2026-11-17", "a GPU"), ("2026-11-17", "another"), ("2026-11-18", "a GPU")]
+    models = [("naju", "mamba2", "mamba"), ("naju", "mamba2", "mamba-16"), ("mamba",), ("naju", "mamba2")]
+    by_day = [
+        [forward_row(model, 512, 0.001, when=day, machine={"accelerator": gpu}) for model in models_then]
+        for (day, gpu), models_then in zip(days, models, strict=True)
+    ]
+    rows, title, _ = picture_of(stored(tmp_path, *(row for rows in by_day for row in rows)))
+    assert rows == by_day[1], "of two such days the later"
+    assert title.startswith("Forward on a GPU, 2026-11-17: ")
 
 
 def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:

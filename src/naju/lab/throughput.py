@@ -61,7 +61,8 @@ class Throughput:
     rows: Path = RESULTS
     """Folder of the benchmarks' rows."""
     plot: Path | None = None
-    """Draw a token's time in the forward pass, as CUDA graphs, into this file: the newest rows that are there."""
+    """Draw a token's time in the forward pass, as CUDA graphs, into this file: the rows of one day, that on which most
+    models were timed."""
 
 
 FORWARD_SHAPE = ("batch", "n_layers", "dtype")  # what rows have to share
@@ -142,14 +143,26 @@ def _measure_quickly(folder: Path) -> None:
 
 
 def _draw(folder: Path, path: Path) -> None:
-    """The newest row of each model and length; runs of several days may stand beside each other."""
     usual = ForwardBench()
     as_graphs = [row for row in _forward_rows(folder) if (row["mode"], row["d_model"]) == ("graph", usual.d_model)]
-    newest = {(row["model"], row["length"]): row for row in as_graphs}
-    timed = [row for row in newest.values() if row.get("median_s") not in (None, RAN_OUT)]
-    machines = ", ".join(sorted({row["machine"]["accelerator"] for row in timed}))
+    rows = _of_one_day([row for row in as_graphs if row.get("median_s") not in (None, RAN_OUT)])
+    where = ", ".join({f"{row['machine']['accelerator']}, {_day(row)}" for row in rows})
     shape = {name: getattr(usual, name) for name in FORWARD_SHAPE}
-    draw_times(timed, f"Forward on {machines}: {told(shape)}, d_model {usual.d_model}", path)
+    draw_times(rows, f"Forward on {where}: {told(shape)}, d_model {usual.d_model}", path)
+
+
+def _of_one_day(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the day and machine that timed most models, the last such, the newest row of each model and length: times
+    differ between machines by as much as between models."""
+    days: dict[tuple[str, str], dict[tuple[str, int], dict[str, Any]]] = {}
+    for row in rows:
+        days.setdefault((_day(row), str(row["machine"])), {})[row["model"], row["length"]] = row
+    fullest = max(reversed(days.values()), key=lambda day: len({model for model, _ in day}), default={})
+    return list(fullest.values())
+
+
+def _day(row: Mapping[str, Any]) -> str:
+    return str(row.get("when"))[:10]
 
 
 def speed_tables(folder: Path) -> list[SpeedTable]:
