@@ -59,6 +59,13 @@ def test_contenders_take_turns() -> None:
     assert len(timings["a"].seconds) == 2
 
 
+def test_a_warm_up_is_not_timed() -> None:
+    calls: list[str] = []
+    timings = time_in_turn({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=1, warm_up=2)
+    assert calls == ["a", "b"] * 2 + ["a", "a", "b", "b"]
+    assert len(timings["a"].seconds) == 1
+
+
 def test_spread_of_one_round_is_that_round() -> None:
     assert Timing((2.0,)).spread == (2.0, 2.0)
 

@@ -102,10 +102,11 @@ def test_a_table_shows_the_spread_of_every_mode_in_120_columns(
     assert max(map(len, (note, head, line))) <= 120
 
 
-def test_no_ratio_without_the_peer() -> None:
-    results = compare({"a": nn.Identity()}, lambda module: lambda: module(0), ["eager"], rounds=1, device="cpu")
+def test_no_ratio_without_the_peer_and_a_warm_up_of_a_quarter_of_the_rounds() -> None:
+    results = compare({"a": nn.Identity()}, lambda module: lambda: module(0), ["eager"], rounds=9, device="cpu")
     (row,) = result_rows(results, lambda name: {}, against="mamba2")
     assert row["time_over_mamba2"] is None
+    assert (row["rounds"], row["warm_up"]) == (9, 2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

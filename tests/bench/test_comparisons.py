@@ -1,5 +1,6 @@
 """`forward`, `training`, `profile` and `decode` at tiny sizes on a CPU: rows, refusals, and what they run."""
 
+import copy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,7 +141,8 @@ def test_training_writes_tokens_per_second(tmp_path: Path) -> None:
     assert [(row["batch"], row["length"]) for row in written] == [(4, 8), (4, 8), (2, 16), (2, 16)]
     for row in written:
         assert set(row) >= TIMED
-        assert row["tokens_per_s"] == pytest.approx(32 / row["median_s"])
+        assert (row["rounds"], row["warm_up"], row["micro_steps"]) == (1, 0, 4)
+        assert row["tokens_per_s"] == pytest.approx(4 * 32 / row["median_s"])
 
 
 @pytest.mark.usefixtures("mamba2", "no_fla")
@@ -181,6 +183,20 @@ def test_the_training_step_learns(dtype: torch.dtype) -> None:
     losses = [float(step()) for _ in range(60)]  # type: ignore[arg-type]
     assert losses[-1] < losses[0] - 0.01
     assert all(p.dtype == torch.float32 and p.grad is None for p in model.parameters())
+
+
+def test_micro_steps_add_up_to_one_update() -> None:
+    model, calls = nn.Sequential(nn.Embedding(7, 16), nn.Linear(16, 7)), []
+    apart = copy.deepcopy(model)
+    tokens = torch.arange(9).remainder(7).expand(2, 9)
+    training_step(model, model.parameters(), tokens, torch.float32)()
+    training_step(lambda given: calls.append(given) or apart(given), apart.parameters(), tokens, torch.float32, 3)()
+    assert len(calls) == 3
+    torch.testing.assert_close(list(apart.parameters()), list(model.parameters()))  # AdamW minds no factor of 3
+
+
+def test_the_steps_of_a_comparison_are_the_papers_unasked() -> None:
+    assert (TrainingBench().rounds, TrainingBench().micro_steps, ForwardBench().rounds) == (200, 4, 20)
 
 
 @pytest.mark.usefixtures("mamba2", "no_fla")

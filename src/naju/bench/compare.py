@@ -25,9 +25,11 @@ Make = Callable[[nn.Module], Run]
 # Shorter runs are repeated to fill this many seconds, or the clock's grain and a launch's jitter would show.
 SHORTEST_TIMED = 0.005
 # The paper's. Its CUDA graphs suit both benches: they read weights where they lie, so that they see what the optimizer
-# wrote there; gradients, which lie in a graph's memory, are dropped before its next replay; each call copies its input.
+# wrote there; gradients, which lie in a graph's memory, are dropped or added to others before its next replay; each
+# call copies its input.
 COMPILE_MODE = "max-autotune"
 OUT_OF_MEMORY = "out of memory"  # as the reason in a row
+ROUNDS_A_WARM_UP = 4  # as in the paper: 5 forward passes come before 20 timed ones, and 50 training steps before 200
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ def measure_in_turn(tried: Mapping[Name, Trial | Failed], rounds: int) -> dict[N
             if isinstance(outcome, Failed):
                 failed[name] = outcome
 
-    timings = time_in_turn({name: partial(run_or_out, name) for name in trials}, rounds, SHORTEST_TIMED)
+    runs = {name: partial(run_or_out, name) for name in trials}
+    timings = time_in_turn(runs, rounds, SHORTEST_TIMED, warm_up=rounds // ROUNDS_A_WARM_UP)
     measured = {name: Measured(timings[name], trial.first_call_s, trial.peak_bytes) for name, trial in trials.items()}
     return {name: failed.get(name) or measured[name] for name in tried}
 
@@ -165,9 +168,14 @@ def result_rows(
             continue
         peer = results.get((against, mode))
         ratio = result.timing.median / peer.timing.median if isinstance(peer, Measured) else None
-        row |= timing_row(result.timing) | {f"time_over_{against}": ratio, "first_call_s": result.first_call_s}
-        rows.append(row | {"peak_bytes": result.peak_bytes})
+        rows.append(row | measured_row(result) | {f"time_over_{against}": ratio})
     return rows
+
+
+def measured_row(measured: Measured) -> dict[str, Any]:
+    row = timing_row(measured.timing)
+    row["warm_up"] = row["rounds"] // ROUNDS_A_WARM_UP
+    return row | {"first_call_s": measured.first_call_s, "peak_bytes": measured.peak_bytes}
 
 
 def print_comparison(rows: Sequence[Mapping[str, Any]], against: str, key: str, unit: str, scale: float = 1.0) -> None:

@@ -56,7 +56,7 @@ class DecodeBench:
     against: str = "mamba2"
     """the peer that every time is divided by"""
     rounds: int = 20
-    """timed rounds; every timed run follows an untimed one"""
+    """timed rounds, after a quarter as many untimed ones; every timed run follows an untimed one"""
     device: str = field(default_factory=default_device)
     out: Path = RESULTS
     """folder for the rows"""

@@ -52,7 +52,8 @@ class ForwardBench:
     against: str = "mamba2"
     """the peer that every time is divided by"""
     rounds: int = 20
-    """timed rounds; every timed run follows an untimed one"""
+    """timed rounds, by default the paper's 20 after 5 untimed ones (always a quarter as many); every timed run follows
+    an untimed one"""
     device: str = field(default_factory=default_device)
     plot: Path | None = None
     """draw a token's time against length into this file"""

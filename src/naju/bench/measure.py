@@ -47,16 +47,22 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def time_in_turn(contenders: Mapping[Name, Run], rounds: int, at_least: float = 0.0) -> dict[Name, Timing]:
+def time_in_turn(
+    contenders: Mapping[Name, Run], rounds: int, at_least: float = 0.0, warm_up: int = 0
+) -> dict[Name, Timing]:
     """Run every contender in every round, so that a disturbance of the machine falls on all alike.
 
     Its timed run follows an untimed one: what its predecessor left in the caches and in the allocator is not its doing.
-    A timed run shorter than `at_least` seconds is repeated to fill them, and its share is what counts.
+    A timed run shorter than `at_least` seconds is repeated to fill them, and its share is what counts. `warm_up` rounds
+    without a timed run come first.
     """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, but is {rounds}")
     repeats = {name: _repeats(run, at_least) for name, run in contenders.items()}
     seconds: dict[Name, list[float]] = {name: [] for name in contenders}
+    for _ in range(warm_up):
+        for run in contenders.values():
+            run()
     for _ in tqdm(range(rounds), desc="rounds", leave=False, disable=None):
         for name, run in contenders.items():
             run()

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from naju.bench.compare import Failed, Measured, Trial, attempt, first_try, measure_in_turn
+from naju.bench.compare import Failed, Measured, Trial, attempt, first_try, measure_in_turn, measured_row
 from naju.bench.measure import Run, captured
-from naju.bench.rows import RATES, give_or_take, print_table, timing_row, told, told_rates
+from naju.bench.rows import RATES, give_or_take, print_table, told, told_rates
 from naju.bench.scan_inputs import scan_inputs
 from naju.bench.work import rates, work_of_scan
 from naju.scan import naju_scan
@@ -86,7 +86,7 @@ def _result(
     result = results[name, way]
     if isinstance(result, Failed):
         return {"reason": result.reason}
-    row = timing_row(result.timing) | {"first_call_s": result.first_call_s, "peak_bytes": result.peak_bytes}
+    row = measured_row(result)
     row |= rates({**about, **row})
     if way == FORWARD:
         return row | {"share_of_copy": row["bytes_per_s"] / about["copy_bytes_per_s"]}

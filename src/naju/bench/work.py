@@ -24,7 +24,7 @@ def work_of(
     module: nn.Module | Failed, *, tokens: int, length: int, d_model: int, n_layers: int, itemsize: int, passes: int = 1
 ) -> dict[str, int]:
     """FLOP of the products with weights, and with the past where a model attends to all of it; bytes of the weights and
-    of every layer's input and output. A training step has three `passes`: forward, and backward to both factors."""
+    of every layer's input and output. Training has three `passes`: forward, and backward to both factors."""
     if isinstance(module, Failed):
         return {}
     attends = getattr(module, "d_state", None) is None
