@@ -89,6 +89,12 @@ def test_the_quick_sweep_is_small_and_apart(sweep):
     run.model.build(run.build_task(), 1)
 
 
+def test_a_setting_that_is_a_mixers_own_is_the_suites_run():
+    """Naju's quick state is in its protocol, Mamba's is the mixer's default."""
+    names = {cell.name for cell in cells(MambaFactorial, quick=True)}
+    assert names >= {"naju-T4-quick-s1", "mamba-T4-quick-s1", "mamba-T4-quick-d32-n64-s1"}
+
+
 def test_a_gates_rank_shrinks_with_the_quick_width():
     assert {cell.variant for cell in cells(GateRank, quick=True)} == {"quick", "quick-gate_rank16", "quick-gate_rank8"}
 

@@ -12,6 +12,7 @@ from naju.lab.mqar import Mqar
 from naju.lab.options import GridOptions
 from naju.lab.paper import paper_tables
 from naju.lab.reproduce import EXPERIMENTS
+from naju.lab.runs import CELL
 from naju.lab.wikitext import WikitextContext
 from naju.lab.wikitext_run import WIKITEXT, Text
 
@@ -44,8 +45,8 @@ def test_cells_and_steps_are_those_of_the_grids(tmp_path, capsys):
 def finished(cell, seconds_a_step):
     """The name and result of a run of this cell."""
     config = cell.to_json()
-    time = {"steps": cell.steps, "seconds": seconds_a_step * cell.steps}
-    return cell.name, {"experiment": config["experiment"], "config": config, **time}
+    about = {name: config[name] for name in ("experiment", *CELL)}
+    return cell.name, {**about, "config": config, "steps": cell.steps, "seconds": seconds_a_step * cell.steps}
 
 
 def store(folder, *results):
@@ -106,9 +107,9 @@ def test_runs_that_were_not_timed_count_and_tell_no_time(lack, tmp_path, capsys)
 
 
 def test_each_experiments_copies_may_have_a_folder_of_their_own(tmp_path, capsys):
-    for experiment, name in (("diagnostics", "naju-T4-f_bias6-s1"), ("mqar", "naju-d128-n64-lr0.001-s1")):
-        (tmp_path / experiment).mkdir()
-        (tmp_path / experiment / f"{name}.json").write_text(json.dumps({"experiment": experiment}))
+    bias = next(cell for cell in BiasF(grid=CPU).cells() if cell.name == "naju-T4-f_bias6-s1")
+    store(tmp_path / "diagnostics", finished(bias, 1.0))
+    store(tmp_path / "mqar", finished(Mqar(grid=CPU).cells()[0], 1.0), ("naju-d256-n64-lr0.001-s1", {"a": 1}))
     told = listed(capsys, "--runs", tmp_path / "runs", "--results", tmp_path)
     assert " 1 of 60 " in told["tab:bf_sweep"]
     assert " 1 of 152 " in told["tab:mqar"]

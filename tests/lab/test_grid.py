@@ -139,6 +139,33 @@ def test_the_command_fills_collects_and_does_nothing_twice(tmp_path, capsys):
     assert Counter(capsys.readouterr().out.split())["finished"] == 4
 
 
+@pytest.mark.usefixtures("_tiny")
+@pytest.mark.parametrize(
+    "damage", ["{}", '{"a": 1}', '{"mixer": "naju", "task": "T4", "variant": "default", "seed": 1}']
+)
+def test_a_damaged_result_is_no_result(tmp_path, capsys, damage):
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    command = ("reproduce", "diagnostics", "--runs", runs, "--results", results, "--jobs", "1", "--device", "cpu")
+    assert naju(*command) == 0
+    first, *others = [cell.name for cell in tiny_cells(None)]
+    copy, own = results / f"{first}.json", RunStore(runs).folder("diagnostics", first).path / "result.json"
+    whole = copy.read_text()
+    copy.write_text(damage)
+    assert naju(*command, "--plan") == 0  # the run itself is there
+    assert Counter(capsys.readouterr().out.split())["finished"] == 4
+    own.write_text(damage)
+    assert naju(*command, "--plan") == 0
+    capsys.readouterr()
+    assert naju(*command) != 0
+    assert f"result.json is damaged: it holds no result of {first}; remove it" in capsys.readouterr().err
+    own.unlink()
+    assert naju(*command) == 0
+    told = capsys.readouterr()
+    assert f"{first}.json is damaged and counts as missing" in told.err
+    assert f"{len(others)} of 4 cells are finished; 1 to do" in told.out
+    assert json.loads(copy.read_text())["accuracy"] == json.loads(whole)["accuracy"]
+
+
 STOPPED = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -6,6 +6,7 @@ suite's own, is trained once.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +17,7 @@ from naju.lab.diagnostic_run import DiagnosticRun
 from naju.lab.diagnostics import FULL, QUICK, SUCCESS, Changes, Protocol, aligned, diagnostic_run
 from naju.lab.options import GridOptions, check_names, parse_seeds
 from naju.lab.paper import mean_std, paper_tables
+from naju.mixers import MIXERS
 
 TASKS = ("T4", "T2")
 PAPER_SEEDS = 5
@@ -42,7 +44,8 @@ class Setting:
     def changes(self, protocol: Protocol) -> Changes:
         """From a protocol, none where it has this very setting."""
         usual = {"d_model": protocol.d_model, **protocol.settings.get(self.mixer, {})}
-        is_usual = (usual["d_model"], usual.get("d_state")) == (self.d_model, self.d_state)
+        d_state = usual.get("d_state", inspect.signature(MIXERS[self.mixer]).parameters["d_state"].default)
+        is_usual = (usual["d_model"], d_state) == (self.d_model, self.d_state)
         options = {name: value for name, value in self.options.items() if DEFAULTS.get(name) != value}
         return Changes(size=None if is_usual else f"d{self.d_model}-n{self.d_state}", mixer_options=options)
 

@@ -14,7 +14,7 @@ from naju.lab.diagnostics import aligned
 from naju.lab.options import GridOptions
 from naju.lab.paper import paper_tables
 from naju.lab.reproduce import EXPERIMENTS, Experiment, StoredCell
-from naju.lab.runs import Results, RunStore
+from naju.lab.runs import CELL, Results, RunStore
 from naju.lab.throughput import speed_tables
 from naju.lab.wikitext import LanguageGrid
 from naju.lab.wikitext_run import LANGUAGE, PILOT, WIKITEXT, Text
@@ -117,12 +117,12 @@ class Finished:
 
 
 def _results(options: ListExperiments) -> Iterator[tuple[str, Result]]:
-    """With the names of their runs, which are those of folders or files."""
+    """With the names of their runs, which are those of folders or files; without what is no result of a cell."""
     store = RunStore(options.runs)
     copies = [path for pattern in ("*.json", "*/*.json") for path in options.results.glob(pattern)]
     found = [(run.name, run.result()) for run in store.runs()]
     found += [(path.stem, Results(store, path.parent.name, path.parent).get(path.stem)) for path in copies]
-    return ((name, result) for name, result in found if result is not None)
+    return ((name, result) for name, result in found if result is not None and set(CELL) <= set(result))
 
 
 def _seconds_a_step(result: Result) -> float | None:

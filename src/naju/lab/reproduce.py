@@ -22,7 +22,7 @@ from naju.lab.mqar_run import EXPERIMENT as MQAR
 from naju.lab.mqar_run import MqarRun, run_mqar
 from naju.lab.mqar_tables import told_mqar
 from naju.lab.options import MATRIX_DECAY, PAPER_NAMES, GridOptions, check_names, check_options, parse_seeds
-from naju.lab.runs import Results, RunStore
+from naju.lab.runs import RESULT, Results, RunStore
 from naju.lab.side_by_side import side_by_side
 from naju.lab.signals import Signals
 from naju.lab.slurm import LOGS, submit
@@ -142,6 +142,15 @@ class Experiment:
     describe: Callable[[dict[str, Any]], str]
     prepare: Callable[[Any], None] = lambda options: None
 
+    def shows(self, result: Mapping[str, Any]) -> bool:
+        """Whether it is a result of this experiment, and whole."""
+        try:
+            self.tables([result])
+            self.describe(dict(result))
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
+            return False
+        return True
+
 
 def _train_diagnostic(runs: Path, run: DiagnosticRun, reporter: Reporter) -> dict[str, Any]:
     return run_diagnostic(run, RunStore(runs).folder(EXPERIMENT, run.name), reporter)
@@ -207,7 +216,7 @@ def reproduce(options: GridCommand) -> int:
     submitted, 1 if some are not, 128 + n after signal n."""
     options = _in_our_names(options)
     experiment, grid = EXPERIMENTS[type(options)], options.grid
-    results = Results(RunStore(grid.runs), experiment.name, grid.results)
+    results = Results(RunStore(grid.runs), experiment.name, grid.results, experiment.shows)
     if grid.on == "slurm" and not grid.plan:
         return _submit(options, experiment, results)
     cells = options.cells()
@@ -219,15 +228,16 @@ def reproduce(options: GridCommand) -> int:
         _warn_of_another_config(cell, results.get(cell.name))
     missing = _missing(cells, results)
     print(f"{_finished_of(cells, missing)}; {len(missing)} to do on {cells[0].device}.")
-
+    for cell in missing:
+        _check_unfinished(cell, results)
     if missing:
         for folder in filter(None, (grid.runs, grid.results)):
             check_writable(folder)
         experiment.prepare(options)
     outcomes, signals = _fill(options, experiment, results, missing)
     found = [result for cell in options.cells() if (result := results.get(cell.name)) is not None]
-    shown = grid.results if grid.results is not None and not grid.runs.is_dir() else grid.runs
-    print(f"\n{experiment.tables(found)}\n\n`naju report {shlex.quote(str(shown))}` makes a page of what is finished.")
+    shown = shlex.quote(str(grid.results or grid.runs))
+    print(f"\n{experiment.tables(found)}\n\n`naju report {shown}` makes a page of what is finished.")
     return _verdict(outcomes, signals)
 
 
@@ -296,6 +306,18 @@ def _warn_of_another_config(cell: StoredCell, result: Mapping[str, Any] | None) 
     differs = sorted(key for key in {*wanted, *own} - {"device", "bf16"} if wanted.get(key) != own.get(key))
     if result is not None and differs:
         print(f"{cell.name} counts as finished, but has another {', '.join(differs)} than this grid")
+
+
+def _check_unfinished(cell: StoredCell, results: Results) -> None:
+    """A run that says it is finished would not be trained; a copy is written anew."""
+    folder = results.store.folder(results.experiment, cell.name)
+    if folder.result() is not None:
+        raise ValueError(
+            f"{folder.path / RESULT} is damaged: it holds no result of {cell.name}; remove it, and the run is examined "
+            "again"
+        )
+    if results.copies is not None and (copy := results.copies / f"{cell.name}.json").exists():
+        print(f"{copy} is damaged and counts as missing: it holds no result of {cell.name}", file=sys.stderr)
 
 
 def _verdict(outcomes: Sequence[Outcome], signals: Signals) -> int:

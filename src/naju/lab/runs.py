@@ -28,6 +28,8 @@ from naju.training.files import clear_away, write_json
 from naju.training.metrics import read_metrics
 
 CONFIG, RESULT = "config.json", "result.json"
+# What every result of a grid's cell says of it.
+CELL = ("mixer", "task", "variant", "seed")
 
 
 @dataclass(frozen=True)
@@ -153,20 +155,25 @@ class RunStore:
 
 @dataclass(frozen=True)
 class Results:
-    """Finished results of one experiment: those in the run store, and the copies `<folder>/<name>.json`."""
+    """Finished results of one experiment: those in the run store, and the copies `<folder>/<name>.json`. One that
+    `shows` says no to is none."""
 
     store: RunStore
     experiment: str
     copies: Path | None = None
+    shows: Callable[[Mapping[str, Any]], bool] = lambda result: True
 
     def get(self, name: str) -> dict[str, Any] | None:
         copy = None if self.copies is None else _read(self.copies / f"{name}.json")
-        return self.store.folder(self.experiment, name).result() or copy
+        found = (self.store.folder(self.experiment, name).result(), copy)
+        return next((result for result in found if result is not None and self.shows(result)), None)
 
     def collect(self, name: str) -> None:
         """Make the copy of a finished run; nothing is written where it is there already."""
         result = self.store.folder(self.experiment, name).result()
-        if self.copies is not None and result is not None and _read(self.copies / f"{name}.json") != result:
+        if self.copies is None or result is None or not self.shows(result):
+            return
+        if _read(self.copies / f"{name}.json") != result:
             self.copies.mkdir(parents=True, exist_ok=True)
             write_json(self.copies / f"{name}.json", result)
 

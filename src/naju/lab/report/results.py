@@ -14,12 +14,10 @@ from naju.lab.diagnostic_run import EXPERIMENT
 from naju.lab.diagnostics import FULL, SUCCESS, TASKS, spread
 from naju.lab.paper import PaperModel, diagnostics
 from naju.lab.reproduce import EXPERIMENTS, tables_of
-from naju.lab.runs import CONFIG, RESULT, is_inside_a_run
+from naju.lab.runs import CELL, CONFIG, RESULT, is_inside_a_run
 
 Written = Mapping[str, Any]  # a result as its file has it
 GROWING = "T4 growing"
-# What tells two runs of an experiment apart.
-NAMES = ("mixer", "task", "variant", "seed")
 # The tables of the report. The growing length rule is measured on the runs of T4 and shown as a task of its own.
 BOARDS = ("T1", "T2", "T3", "T4", GROWING)
 
@@ -138,7 +136,7 @@ def read_results(folder: Path) -> Reading:
         except (ValueError, OSError) as error:
             problems.append(f"{path.relative_to(folder)} cannot be read as a result: {error}")
             continue
-        cell = (_experiment(found), *(str(found[name]) for name in NAMES))
+        cell = (_experiment(found), *(str(found[name]) for name in CELL))
         if cell not in cells or str(cells[cell].get("when", "")) <= str(found.get("when", "")):
             cells[cell] = found
     begun = (path.parent for path in sorted(folder.rglob(CONFIG)))
@@ -171,7 +169,7 @@ def _checked(found: Any) -> Written:
         return found
     if _experiment(found) not in {known.name for known in EXPERIMENTS.values()}:
         raise ValueError(f"no experiment is called {_experiment(found)!r}")
-    for name in NAMES:
+    for name in CELL:
         if name not in found:
             raise ValueError(f"{name!r} is missing")
     if not isinstance(found["seed"], int):
