@@ -59,11 +59,17 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 def outcome(
-    mixer: nn.Module, u: Tensor, state: NajuState | None, through: Callable[..., Any] | None = None, **options: Any
+    mixer: nn.Module,
+    u: Tensor,
+    state: NajuState | None,
+    through: Callable[..., Any] | None = None,
+    differentiated: slice = slice(None),
+    **options: Any,
 ) -> dict[str, Tensor]:
     """Output, next state, and the gradient of every parameter, of u and of the state where there is one.
 
-    `through` calls a function of tensors in another way than plainly.
+    `through` calls a function of tensors in another way than plainly; `differentiated` are the results that have
+    cotangents.
     """
 
     def run(u: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
@@ -76,7 +82,8 @@ def outcome(
     mixer.zero_grad()
     results = run(*inputs.values()) if through is None else through(run, *inputs.values())
     generator = torch.Generator().manual_seed(1)
-    torch.autograd.backward(results, [torch.randn(r.shape, generator=generator).to(r) for r in results])
+    cotangents = [torch.randn(r.shape, generator=generator).to(r) for r in results]
+    torch.autograd.backward(results[differentiated], cotangents[differentiated])
     named = zip(("out", "x", "u_tail", "h_tail"), results, strict=True)
     return {name: result.detach() for name, result in named} | {f"d{name}": leaf.grad for name, leaf in leaves.items()}
 
@@ -129,6 +136,39 @@ def test_lengths_about_the_tail_and_the_chunk(length):
 @pytest.mark.parametrize("length", [2, 3, 16, 33])
 def test_a_sequence_that_begins(length, processors):
     check(draw("naju", torch.float32, 4, d_state=3), 3, length, begins=True)
+
+
+# The output alone: there is then no gradient of the final state, nor of h, to start from.
+TRAINING = {"differentiated": slice(1)}
+
+
+@pytest.fixture
+def state_gradients(monkeypatch):
+    """Those of the final state that reached the kernels."""
+    backward, given = launch.backward, []
+    monkeypatch.setattr(launch, "backward", lambda *arguments: given.append(arguments[4]) or backward(*arguments))
+    return given
+
+
+@runs_kernels
+@pytest.mark.parametrize("begins", [True, False], ids=["begins", "carried"])
+def test_training_differentiates_the_output_alone(begins, processors, state_gradients):
+    check(draw("naju", torch.float32, 4, d_state=3), 2, 37, begins=begins, **TRAINING)
+    assert state_gradients == [None]
+
+
+@runs_kernels
+def test_training_on_packed_sequences(state_gradients):
+    check(draw("naju", torch.float32, 4, d_state=3), 1, 60, rows=6, cu_seqlens=PACKED, **TRAINING)
+    assert state_gradients == [None]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter cuts digits off where a GPU rounds them")
+@pytest.mark.parametrize("differentiated", [slice(1), slice(None)], ids=["output", "everything"])
+def test_training_in_the_default_precision_and_sizes(differentiated):
+    for batch, length in ((3, 700), (8, 64)):
+        mixer = draw("naju", torch.bfloat16, 48, d_state=64)
+        check(mixer, batch, length, begins=True, differentiated=differentiated)
 
 
 @runs_kernels
