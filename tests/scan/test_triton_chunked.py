@@ -110,7 +110,7 @@ def check(tensors, **options):
     assert all(got[f"d{name}"].dtype == tensor.dtype for name, tensor in tensors.items())
 
 
-@pytest.fixture(params=[1, 10_000], ids=["one segment", "many segments"])
+@pytest.fixture(params=[0, 10_000], ids=["one segment", "many segments"])
 def processors(request, monkeypatch):
     monkeypatch.setattr(launch, "_processors", lambda device: request.param)
 
