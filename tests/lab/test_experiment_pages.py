@@ -102,6 +102,12 @@ def test_a_sweep_says_in_which_precision_its_runs_were(tmp_path):
     assert "autocast" not in pages(tmp_path / "none")["bias-f"]
 
 
+def test_the_first_page_knows_of_runs_of_other_experiments(tmp_path):
+    assert (
+        "of this suite here, only of the experiments above." in pages(tmp_path, recall(1e-3, 1, 0.8, 0.7, 0.5))["index"]
+    )
+
+
 def test_recall_stands_beside_the_papers(tmp_path):
     made = pages(tmp_path, recall(1e-3, 1, 0.8, 0.9, 0.5), recall(1e-2, 1, 0.9, 0.95, 0.7))
     cells = next(row[1:] for row in tables(made["mqar"])["mqar-1"] if row[:2] == ["naju N64", "512"])

@@ -247,7 +247,7 @@ def test_deviations_from_the_budget_are_named_with_their_place(tmp_path):
 
 def test_without_results_it_says_so(tmp_path, capsys):
     page = write_report(write(tmp_path / "results"), tmp_path / "report").read_text()
-    assert "There is no finished run here yet" in page
+    assert "There is no finished run of this suite here." in page
     assert "on 0 finished runs" in capsys.readouterr().out
 
 
@@ -368,6 +368,19 @@ def test_the_browser_shows_the_numbers_and_runs_no_name(tmp_path):
     document = opened(path)
     assert "<title>Naju: diagnostic results</title>" in document
     assert tables(document) == tables(path.read_text())
+
+
+def test_models_of_another_training_length_are_in_tables_only(tmp_path):
+    short = {"length": 64, "epochs": 3}
+    measured = {length: {"all": 0.5, "early": 0.5, "near": 0.5} for length in ("64", "256")}
+    quick = [result("gla", task, 1, variant="quick", config=short, accuracy=measured) for task in ("T2", "T4")]
+    page = report(tmp_path, *some_results(), *quick).read_text()
+    assert "In tables only, for they were trained at another length: GLA (quick)." in page
+    assert "GLA (quick)" in {row[0] for row in tables(page)["main"]}
+    assert "GLA (quick)" not in "".join(re.findall(r"<svg.*?</svg>", page, re.S))
+    alone = report(tmp_path / "alone", *quick).read_text()
+    assert "GLA (quick), ours" in alone
+    assert "In tables only" not in alone
 
 
 @needs_chromium

@@ -168,8 +168,10 @@ def _standing(label: str, options: ListExperiments, finished: Finished) -> tuple
         return "–", "–", "–"
     kind, experiment = found
     full = finished.cost(experiment, _cells(kind, label, options))
-    quick = finished.cost(experiment, _quick_cells(kind, label))
-    return f"{full.finished} of {full.cells}", str(full), str(quick)
+    told = f"{full.finished} of {full.cells}", str(full)
+    if issubclass(kind, LanguageGrid):
+        return *told, "by --budget"
+    return *told, str(finished.cost(experiment, _of_table(kind(quick=True).cells(), label)))
 
 
 def _measured(label: str, options: ListExperiments) -> str:
@@ -191,10 +193,6 @@ def _copied_pilots(options: ListExperiments) -> Path:
     commands made them."""
     folders = (options.results / name for name in (PILOT, LANGUAGE))
     return next((folder for folder in folders if folder.is_dir()), options.results)
-
-
-def _quick_cells(kind: type[Any], label: str) -> list[StoredCell]:
-    return [] if issubclass(kind, LanguageGrid) else _of_table(kind(quick=True).cells(), label)
 
 
 def _of_table(cells: Sequence[StoredCell], label: str) -> list[StoredCell]:

@@ -32,7 +32,7 @@ def write_report(runs: Path, output: Path, benchmarks: Path = RESULTS) -> Path:
     for page in pages:
         write_page(output / page.file, render("experiment.html", page=page))
     write_page(path, build_page(reading, pages))
-    models = _suite(reading)
+    models = charts.comparable(_suite(reading))
     if models:
         write_page(
             output / "frontier.svg", render("figure.svg", chart=charts.frontier(models, charts.styles_of(models)))
@@ -52,6 +52,7 @@ def build_page(reading: Reading, pages: Sequence[Page] = ()) -> str:
         "report.html",
         version=naju.__version__,
         results=shown,
+        others=len(reading.written) > len(reading.results),
         pages=pages,
         problems=reading.problems,
         models=models,
@@ -74,24 +75,24 @@ def _suite(reading: Reading) -> list[Model]:
 
 def _measured(models: list[Model]) -> dict[str, Any]:
     """Everything that needs at least one run."""
-    styles = charts.styles_of(models)
-    boards = charts.boards_with_results(models)
-    trained = [task for task in TASKS if any(run.curve for model in models for run in model.of(task))]
+    drawn = charts.comparable(models)
+    styles = charts.styles_of(drawn)
+    boards = charts.boards_with_results(drawn)
+    trained = [task for task in TASKS if any(run.curve for model in drawn for run in model.of(task))]
     return {
         "budgets": budgets.told_budgets(models),
         "variants": budgets.told_variants(models),
-        "legend": [(model.label, styles[model.label]) for model in models],
-        "frontier": charts.frontier(models, styles),
-        "corner": charts.corner(models, styles),
+        "legend": [(model.label, styles[model.label]) for model in drawn],
+        "not_drawn": budgets.told_models([model for model in models if model not in drawn]),
+        "frontier": charts.frontier(drawn, styles),
+        "corner": charts.corner(drawn, styles),
         "main": tables.main_table(models),
         "task_tables": [table for board in BOARDS if (table := tables.task_table(board, models)) is not None],
         "costs": tables.cost_table(models),
-        "by_length": [charts.against_length(board, models, styles) for board in boards],
-        "by_distance": [charts.against_distance(board, models, styles) for board in boards],
+        "by_length": [charts.against_length(board, drawn, styles) for board in boards],
+        "by_distance": [charts.against_distance(board, drawn, styles) for board in boards],
         "curves": [
-            draw(task, models, styles)
-            for draw in (charts.training_loss, charts.validation_accuracy)
-            for task in trained
+            draw(task, drawn, styles) for draw in (charts.training_loss, charts.validation_accuracy) for task in trained
         ],
-        "longest": max(model.far for model in models),
+        "longest": max(model.far for model in drawn),
     }

@@ -46,10 +46,10 @@ def _budgets(task: str, models: Sequence[Model]) -> dict[str, list[Model]]:
 def _with_models(budgets: Mapping[str, Sequence[Model]]) -> list[str]:
     if len(budgets) == 1:
         return [f"{budget} for every model" for budget in budgets]
-    return [f"{budget} for {_told_models(models)}" for budget, models in budgets.items()]
+    return [f"{budget} for {told_models(models)}" for budget, models in budgets.items()]
 
 
-def _told_models(models: Sequence[Model]) -> str:
+def told_models(models: Sequence[Model]) -> str:
     """Those of one variant, which has one budget a task, by its name."""
     variants = {_variant(model) for model in models}
     if len(models) > 1 and len(variants) == 1 and None not in variants:

@@ -19,6 +19,12 @@ NEARLY_RIGHT = 0.9
 BEST_SHARES = linear(NEARLY_RIGHT, 1.004, parts=6)
 
 
+def comparable(models: Sequence[Model]) -> list[Model]:
+    """Those of the paper's training length where there are any: a point of another says another thing."""
+    papers = [model for model in models if model.far == diagnostics().lengths[-1]]
+    return papers or list(models)
+
+
 def styles_of(models: Sequence[Model]) -> dict[str, int]:
     """A style a label: a model looks the same in every chart, and as the paper's row about it. Known names have theirs
     in every report.

@@ -300,8 +300,9 @@ def _throughput_page(benchmarks: Path) -> Page:
     notes = (
         f"The paper's machine is one RTX 5090; ours: {', '.join(machines) or 'nothing measured yet'}. Ratios compare, "
         "milliseconds do not. Several runs may stand in one table, the newest number of each kind.",
-        f"Forward: batches of {forward.batch}, {forward.n_layers} layers. Training: {step.tokens:,} tokens a step, "
-        f"{step.n_layers} layers, a vocabulary of {step.vocab_size:,}. All in {forward.dtype}, with N = "
+        f"Forward: batches of {forward.batch}, {forward.n_layers} layers. Training: {step.tokens:,} tokens a "
+        f"micro-step, {step.n_layers} layers, a vocabulary of {step.vocab_size:,}; the paper updates weights after "
+        f"every {step.micro_steps} of these, ours as the rows say. All in {forward.dtype}, with N = "
         f"{forward.d_state} where a model's N can be chosen.",
         "The paper does not name Mamba's N in its forward table; its numbers fit N = 16 and stand beside ours with 16.",
     )
