@@ -91,6 +91,7 @@ REGIMES: dict[str, Callable[[Draw, Draw], tuple[Tensor, Tensor]]] = {
     "forget-15": lambda normal, uniform: (normal() - 15, normal() - 1),
     "saturated": _saturated,
     "infinite": _infinite,
+    "near-1": lambda normal, uniform: (normal() + 15, normal() + 15),
 }
 
 

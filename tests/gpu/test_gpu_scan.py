@@ -7,42 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from scan_draws import DTYPES, GPU_BACKENDS, Case, draws
 
 from naju.scan import backends, naju_scan
-from numerics import REGIMES, assert_agrees, draw_case, outcome, truth
+from numerics import REGIMES, assert_agrees, draw_case, draw_cases, outcome, pooled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
-
-GPU_BACKENDS = ("triton_chunked", "cuda_sequential", "triton_sequential")
-CASES_EACH = 50
-LENGTHS = (1, 3, 63, 64, 65, 1000, 4096, 70001)
-D_INNER = (16, 96, 256, 520, 2048)
-D_STATE = (1, 8, 16, 48, 64, 128)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LARGEST = 2**30  # batch * length * d_inner * d_state: the sequential Triton kernel stores them all
-
-
-def draws(count: int, seed: int) -> list[dict[str, Any]]:
-    """Cases in which every value of every axis appears; products that would not fit are drawn again."""
-    rng = random.Random(seed)
-    cases: list[dict[str, Any]] = []
-    while len(cases) < count:
-        turn = len(cases)
-        case = {
-            "regime": list(REGIMES)[turn % len(REGIMES)],
-            "length": LENGTHS[turn % len(LENGTHS)],
-            "d_inner": rng.choice(D_INNER),
-            "d_state": rng.choice(D_STATE),
-            "batch": rng.randint(1, 8),
-            "dtype": DTYPES[turn % len(DTYPES)],
-            "reverse": rng.random() < 0.3,
-            "packed": rng.random() < 0.3,
-        }
-        if case["packed"]:
-            case["batch"] = 1
-        if case["batch"] * case["length"] * case["d_inner"] * case["d_state"] <= LARGEST:
-            cases.append(case)
-    return cases
 
 
 def boundaries(length: int, seed: int) -> list[int]:
@@ -51,38 +21,33 @@ def boundaries(length: int, seed: int) -> list[int]:
 
 
 def cases() -> list[Any]:
-    listed = [
-        (backend, turn, case)
-        for offset, backend in enumerate(GPU_BACKENDS)
-        if backend in backends()
-        for turn, case in enumerate(draws(CASES_EACH, seed=offset))
-    ]
-    return [pytest.param(*each, id=f"{each[0]}-{each[1]}-{_label(each[2])}") for each in listed]
+    return [pytest.param(turn, case, id=f"{turn}-{_label(case)}") for turn, case in enumerate(draws())]
 
 
-def _label(case: dict[str, Any]) -> str:
+def _label(case: Case) -> str:
     sizes = "x".join(str(case[name]) for name in ("batch", "length", "d_inner", "d_state"))
     flags = "".join(name[0] for name in ("reverse", "packed") if case[name])
-    return f"{case['regime']}-{sizes}-{str(case['dtype']).removeprefix('torch.')}-{flags}"
+    return f"{case['backend']}-{case['regime']}-{sizes}-{str(case['dtype']).removeprefix('torch.')}-{flags}"
 
 
-@pytest.mark.parametrize(("backend", "turn", "case"), cases())
-def test_gpu_backend_agrees_with_float64(backend: str, turn: int, case: dict[str, Any]) -> None:
-    reason = backends()[backend]
+@pytest.mark.parametrize(("turn", "case"), cases())
+def test_gpu_backend_agrees_with_float64(turn: int, case: Case) -> None:
+    reason = backends()[case["backend"]]
     if reason is not None:
-        pytest.skip(f"{backend}: {reason}")
+        pytest.skip(f"{case['backend']}: {reason}")
     options = {name: case[name] for name in ("regime", "length", "d_inner", "d_state", "batch", "dtype", "reverse")}
     packed = boundaries(case["length"], turn) if case["packed"] else None
-    drawn = draw_case(**options, cu_seqlens=packed, seed=turn, device="cuda")
-    want = outcome(drawn.double(), "chunked") if case["length"] > 100 else truth(drawn)
-    got = outcome(drawn, backend)
+    drawn = draw_cases(**options, cu_seqlens=packed, seed=turn, device="cuda")
+    exact = "chunked" if case["length"] > 100 else "reference"
+    want = pooled([outcome(each.double(), exact) for each in drawn])
+    got = pooled([outcome(each, case["backend"]) for each in drawn])
     assert all(tensor.isfinite().all() for tensor in got.values())
     assert_agrees(got, want, case["dtype"])
 
 
 @pytest.mark.parametrize("d_state", [8, 32, 64, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", [name for name in GPU_BACKENDS if name in backends()])
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
 def test_every_configuration_with_and_without_a_backward(backend: str, dtype: torch.dtype, d_state: int) -> None:
     """Blocks are chosen by d_state, by dtype, and by whether states are kept for a backward."""
     if backends()[backend] is not None:
@@ -96,7 +61,7 @@ def test_every_configuration_with_and_without_a_backward(backend: str, dtype: to
 
 
 @pytest.mark.parametrize("regime", REGIMES)
-@pytest.mark.parametrize("backend", [name for name in GPU_BACKENDS if name in backends()])
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
 def test_large_values_do_not_overflow(backend: str, regime: str) -> None:
     if backends()[backend] is not None:
         pytest.skip(f"{backend}: {backends()[backend]}")
@@ -104,7 +69,7 @@ def test_large_values_do_not_overflow(backend: str, regime: str) -> None:
     assert_agrees(outcome(drawn, backend), outcome(drawn.double(), "chunked"), torch.bfloat16)
 
 
-@pytest.mark.parametrize("backend", [name for name in GPU_BACKENDS if name in backends()])
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
 def test_offsets_beyond_2_to_the_31(backend: str) -> None:
     """The last row of a batch whose tensors have more than 2^31 elements equals that row by itself."""
     if backends()[backend] is not None:
