@@ -52,6 +52,20 @@ def test_steps_equal_the_whole(name, dtype, length, width, seed):
 
 
 @pytest.mark.parametrize("name", MIXERS)
+def test_any_cut_of_many_chunks_equals_the_whole(name):
+    """The scans work in chunks of up to 64 tokens; these cuts fall on, before and behind their ends."""
+    mixer = small_mixer(name, torch.float32)
+    u = sequence(2, 150, torch.float32)
+    want, memory = mixer(u)
+    for got, streamed in (
+        run_in_pieces(mixer, u, [1, 63, 64, 65, 128, 149]),
+        run_in_steps(mixer, u, mixer.init_state(2)),
+    ):
+        assert difference(got, want) <= LAW_TOLERANCE[torch.float32]
+        assert_same_memory(mixer, streamed, memory, LAW_TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("name", MIXERS)
 def test_no_state_means_the_initial_state(name):
     mixer = small_mixer(name)
     u = sequence(3, 6)
