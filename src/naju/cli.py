@@ -20,6 +20,7 @@ from naju.bench.compare import check_sizes
 from naju.bench.decode import DecodeBench, run_decode_bench
 from naju.bench.errors import ErrorsBench, run_errors_bench
 from naju.bench.forward import ForwardBench, run_forward_bench
+from naju.bench.mixers import MixersBench, run_mixers_bench
 from naju.bench.model import ModelBench, run_model_bench
 from naju.bench.profile import ProfileBench, run_profile_bench
 from naju.bench.rows import RESULTS as BENCHMARKS
@@ -69,6 +70,7 @@ Benches = (
     Annotated[ScanBench, tyro.conf.subcommand("scan", prefix_name=False)]
     | Annotated[ErrorsBench, tyro.conf.subcommand("errors", prefix_name=False)]
     | Annotated[ModelBench, tyro.conf.subcommand("model", prefix_name=False)]
+    | Annotated[MixersBench, tyro.conf.subcommand("mixers", prefix_name=False)]
     | Annotated[ForwardBench, tyro.conf.subcommand("forward", prefix_name=False)]
     | Annotated[TrainingBench, tyro.conf.subcommand("training", prefix_name=False)]
     | Annotated[ProfileBench, tyro.conf.subcommand("profile", prefix_name=False)]
@@ -86,6 +88,7 @@ def bench(config: tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[Ben
         ScanBench: run_scan_bench,
         ErrorsBench: run_errors_bench,
         ModelBench: run_model_bench,
+        MixersBench: run_mixers_bench,
         ForwardBench: run_forward_bench,
         TrainingBench: run_training_bench,
         ProfileBench: run_profile_bench,

@@ -1,5 +1,6 @@
 """The benchmarks run at tiny sizes and leave rows that say what was measured, where and by which command."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -10,10 +11,12 @@ from written_rows import rows
 
 from naju import cli
 from naju.bench.measure import Timing, peak_bytes, time_in_turn
+from naju.bench.mixers import MixersBench, run_mixers_bench
 from naju.bench.model import ModelBench, run_model_bench
 from naju.bench.rows import save_rows
 from naju.bench.scan import ScanBench, run_scan_bench
 from naju.lab.throughput import Throughput
+from naju.mixers import MIXERS, build_mixer
 
 
 def test_scan_bench_writes_rows(tmp_path: Path) -> None:
@@ -50,6 +53,19 @@ def test_model_bench_writes_rows(tmp_path: Path) -> None:
     assert kinds == {"model training step", "model forward by length", "model decoding step"}
     peers = [row["model"] for row in rows(tmp_path, "model") if row["bench"] == "model training step"]
     assert len(peers) == 2
+
+
+def test_every_mixer_is_timed_at_every_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_mixers_bench(MixersBench(lengths=(16, 8), d_model=32, rounds=1, device="cpu", out=tmp_path))
+    written = {(row["mixer"], row["length"]): row for row in rows(tmp_path, "mixers")}
+    assert set(written) == {(name, length) for name in MIXERS for length in (8, 16)}
+    for (name, length), row in written.items():
+        assert row["microseconds_per_token"] == pytest.approx(1e6 * row["median_s"] / length)
+        assert row["state_size"] == build_mixer(name, 32).state_size
+    heading = capsys.readouterr().out.splitlines()[1]
+    assert re.split("  +", heading)[:4] == ["mixer", "us at 8", "us at 16", "growth"]
+    with pytest.raises(ValueError, match="but there is \\['mambo'\\]"):
+        run_mixers_bench(MixersBench(mixers=("naju", "mambo"), out=tmp_path))
 
 
 def test_contenders_take_turns() -> None:
