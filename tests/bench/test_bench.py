@@ -64,6 +64,7 @@ def test_every_mixer_is_timed_at_every_length(tmp_path: Path, capsys: pytest.Cap
         assert row["state_size"] == build_mixer(name, 32).state_size
     heading = capsys.readouterr().out.splitlines()[1]
     assert re.split("  +", heading)[:4] == ["mixer", "us at 8", "us at 16", "growth"]
+    run_mixers_bench(MixersBench(mixers=("transformer",), lengths=(4097,), d_model=32, rounds=1, out=tmp_path))
     with pytest.raises(ValueError, match="but there is \\['mambo'\\]"):
         run_mixers_bench(MixersBench(mixers=("naju", "mambo"), out=tmp_path))
 

@@ -22,7 +22,7 @@ class MixersBench:
     takes the same for a token at every length."""
 
     mixers: tuple[str, ...] = tuple(MIXERS)
-    """names from naju.mixers, with their default options"""
+    """names from naju.mixers, with their default options and as many learned positions as the longest sequence has"""
     lengths: tuple[int, ...] = (1024, 4096, 16384)
     batch: int = 1
     d_model: int = 128
@@ -40,10 +40,15 @@ def run_mixers_bench(bench: MixersBench) -> None:
         raise ValueError(f"mixers and lengths must be some, mixers of {', '.join(MIXERS)}, but there is {unknown}")
     torch.manual_seed(0)
     dtype = getattr(torch, bench.dtype)
-    mixers = {name: build_mixer(name, bench.d_model).to(bench.device, dtype).eval() for name in bench.mixers}
+    mixers = {name: _built(name, bench).to(bench.device, dtype).eval() for name in bench.mixers}
     rows = [row for length in sorted(bench.lengths) for row in _at_length(bench, mixers, length, dtype)]
     _print(rows)
     print(f"rows appended to {save_rows('mixers', rows, bench.out)}")
+
+
+def _built(name: str, bench: MixersBench) -> Mixer:
+    positions = {"max_length": max(bench.lengths)} if name == "transformer" else {}
+    return build_mixer(name, bench.d_model, **positions)
 
 
 def _at_length(
