@@ -333,8 +333,7 @@ ABSENT = {
     "convolved_gates_backward": ["tail", "dtail"],
     "convolve_silu_backward": ["tail", "dtail"],
     "carry": ["initial"],
-    "outputs": ["entering"],
-    "channel_gradients": ["leaving", "dinitial"],
+    "channel_gradients": ["dinitial"],
 }
 
 

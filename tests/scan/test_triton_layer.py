@@ -106,7 +106,8 @@ def check(
     got = outcome(mixer, u, given, **options)
     want = outcome(copy.deepcopy(mixer).double(), u.double(), given and given.map(Tensor.double), **options)
     for name, truth in want.items():
-        if truth.numel() == 0:
+        if not truth.any():  # the first token's forget gate meets no state
+            assert not got[name].any(), name
             continue
         kind = "gradient" if name.startswith("d") else "forward"
         assert relative_rms(got[name], truth) <= TOLERANCE[u.dtype, kind], name
@@ -133,7 +134,7 @@ def test_lengths_about_the_tail_and_the_chunk(length):
 
 
 @runs_kernels
-@pytest.mark.parametrize("length", [2, 3, 16, 33])
+@pytest.mark.parametrize("length", [1, 2, 3, 16, 33])
 def test_a_sequence_that_begins(length, processors):
     check(draw("naju", torch.float32, 4, d_state=3), 3, length, begins=True)
 

@@ -132,7 +132,7 @@ class NajuMixer(Mixer):
         layout = layout_of(u, attention_mask, cu_seqlens)
         uz = self.project_in(layout.arrange(u))  # (b, l, 2d)
         fused = self._is_fused(uz)
-        begins = state is None and fused and type(layout) is Layout and uz.shape[1] >= self.tail_length
+        begins = state is None and fused and type(layout) is Layout and uz.shape[1] > 0
         before = None if begins else self._fitting(state, layout.rows)
         if before is None or fused:
             y, x, h = self._fused(uz, before, layout)
@@ -148,8 +148,10 @@ class NajuMixer(Mixer):
     def _tails(self, u_tilde: Tensor, h: Tensor, before: NajuState | None, layout: Layout) -> tuple[Tensor, ...]:
         """What the next stretch's convolutions have to see of this one, and of the one before it if this is short."""
         if before is None:
-            own = u_tilde.shape[1] - self.tail_length
-            return torch.stack([u_tilde[:, own:], h[:, own:]]).unbind()
+            missing = max(0, self.tail_length - u_tilde.shape[1])
+            own = u_tilde.shape[1] - self.tail_length + missing
+            tails = torch.stack([u_tilde[:, own:], h[:, own:]])
+            return (F.pad(tails, (0, 0, missing, 0)) if missing else tails).unbind()
         return layout.last(u_tilde, before.u_tail), layout.last(h, before.h_tail)
 
     def _unfused(self, uz: Tensor, before: NajuState, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:

@@ -179,8 +179,10 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int) -> int:
 
 def boundaries_on(device: torch.device, cu_seqlens: Tensor) -> Tensor:
     """Those of a host go to a GPU without a wait for it, unless they are pinned, and so read there only when the copy's
-    turn comes: by then they may be others. The other way nobody would know when they have arrived."""
-    return cu_seqlens.to(device, non_blocking=device.type == "cuda" and not cu_seqlens.is_pinned())
+    turn comes: by then they may be others. The other way nobody would know when they have arrived, and while tracing
+    nobody can ask whether they are pinned."""
+    waits = device.type != "cuda" or torch.compiler.is_compiling() or cu_seqlens.is_pinned()
+    return cu_seqlens.to(device, non_blocking=not waits)
 
 
 def check_boundaries(boundaries: Sequence[int], length: int) -> None:

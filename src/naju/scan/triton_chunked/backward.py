@@ -170,6 +170,7 @@ def channel_gradients(
     segments,
     segment,
     chunks,
+    carried,
     alpha,
     d_inner,
     d_state,
@@ -187,8 +188,8 @@ def channel_gradients(
 ):
     """Gradients of h, the logits and z over one segment, from its end, and the segment's part of dD.
 
-    `leaving` is the gradient of the state after the segment; it writes that after every chunk to `adjoints`, and the
-    first segment of a sequence that of the initial state.
+    `leaving` is the gradient of the state after the segment, or that is zero if `carried` is 0; it writes that after
+    every chunk to `adjoints`, and the first segment of a sequence that of the initial state.
     """
     index, channels = split_program(d_inner, BD)
     sequence, place = piece_of_sequence(index, owners, firsts, segments, PACKED)
@@ -203,9 +204,8 @@ def channel_gradients(
     columns = tl.arange(0, BN)
     state_mask = (channels < d_inner)[:, None] & (columns < d_state)[None, :]
     in_state = channels[:, None] * d_state + columns[None, :]
-    adjoint = tl.zeros((BD, BN), dtype=tl.float32)
-    if leaving is not None:
-        adjoint = tl.load(leaving + index.to(tl.int64) * size + in_state, mask=state_mask, other=0.0)
+    leaving += index.to(tl.int64) * size
+    adjoint = tl.load(leaving + in_state, mask=state_mask & (columns < carried * d_state)[None, :], other=0.0)
     if HAS_D:
         skip = tl.load(D + channels, mask=channels < d_inner, other=0.0).to(tl.float32)[:, None]
         dskip = tl.zeros((BD,), dtype=tl.float32)

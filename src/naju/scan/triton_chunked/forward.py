@@ -175,6 +175,7 @@ def outputs(
     segments,
     segment,
     chunks,
+    carried,
     alpha,
     d_inner,
     d_state,
@@ -191,7 +192,8 @@ def outputs(
     REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """y of one segment; the last segment of a sequence writes the final state; KEEP writes it before every block."""
+    """y of one segment, which starts from the state `entering` it if `carried` is 1, from zero if 0; the last
+    segment of a sequence writes the final state; KEEP writes it before every block."""
     index, channels = split_program(d_inner, BD)
     sequence, place = piece_of_sequence(index, owners, firsts, segments, PACKED)
     if sequence >= sequences:
@@ -205,9 +207,8 @@ def outputs(
     columns = tl.arange(0, BN)
     state_mask = (channels < d_inner)[:, None] & (columns < d_state)[None, :]
     in_state = channels[:, None] * d_state + columns[None, :]
-    state = tl.zeros((BD, BN), dtype=tl.float32)
-    if entering is not None:
-        state = tl.load(entering + index.to(tl.int64) * size + in_state, mask=state_mask, other=0.0)
+    entering += index.to(tl.int64) * size
+    state = tl.load(entering + in_state, mask=state_mask & (columns < carried * d_state)[None, :], other=0.0)
     if HAS_D:
         skip = tl.load(D + channels, mask=channels < d_inner, other=0.0).to(tl.float32)[:, None]
     for block in range(tl.cdiv(tokens, BLOCK)):

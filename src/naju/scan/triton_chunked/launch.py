@@ -383,8 +383,9 @@ def forward(plan: Plan, drive: Drive, initial: Tensor | None, kept: Tensor | Non
         plan.pieces.n_segments * -(-plan.d_inner // tile.channels),
         tile,
         *_inputs(drive),
-        *(entering, *rows_of(y, h), final, h if kept is None else kept),
+        *(final if entering is None else entering, *rows_of(y, h), final, h if kept is None else kept),
         *plan.pieces.segment_tables(h),
+        carried=int(entering is not None),
         KEEP=kept is not None,
         **_sweep(plan, drive, tile),
     )
@@ -435,10 +436,11 @@ def backward(
         tile,
         *rows_of(dy, h),
         *_inputs(drive),
-        *(kept, leaving, adjoints),
+        *(kept, dD if leaving is None else leaving, adjoints),
         *(part for tensor in channel_gradients for part in rows_of(tensor, h)),
         *(dD, dinitial),
         *pieces.segment_tables(h),
+        carried=int(leaving is not None),
         **_sweep(plan, drive, tile),
     )
     tile = plan.config.keys

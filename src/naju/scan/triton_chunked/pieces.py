@@ -6,12 +6,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# A changed length compiles nothing again once one was long enough to be cut into segments. The first that is compiles
-# `states` and `carry`, both ways. Where sequences begin from nothing, or nobody differentiates the final state, it also
-# compiles `outputs` and `channel_gradients`: for the ends of a sequence they got None, and now get a tensor. And one
-# exception is left: in a layer a sequence that begins and is shorter than the convolutions' tail has tails and a state
-# of zeros, where longer ones have None; the convolutions and `channel_gradients` are compiled for both.
-LENGTH_ARGUMENTS = ["length", "sequences", "segments", "segment", "chunks", "rows_in_all"]
+# A changed length compiles no kernel again. The first that is cut into segments compiles those that join them, `states`
+# and `carry`; whether a segment starts from something, `carried`, is an argument and not the lack of a pointer.
+LENGTH_ARGUMENTS = ["length", "sequences", "segments", "segment", "chunks", "rows_in_all", "carried"]
 
 
 @triton.jit
