@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Once more if it fails: pip takes an index that does not answer for one that does not have the package.
+INSTALL = $(PIP) --editable '.[$(1)]' || { sleep 20 && $(PIP) --editable '.[$(1)]'; }
 RUN_STAMP := $(VENV)/.ready-to-run
 DEV_STAMP := $(VENV)/.ready-to-develop
 
@@ -42,9 +44,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[report]'
+	$(call INSTALL,report)
 	touch $@
 
 $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[dev]'
+	$(call INSTALL,dev)
 	touch $@ $(RUN_STAMP)

@@ -152,6 +152,24 @@ def test_doctor_reports_a_wrong_backend(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "WRONG" in capsys.readouterr().out
 
 
+def test_doctor_tells_of_a_backend_that_cannot_be_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from naju import doctor
+
+    missing: dict[str, str | None] = dict.fromkeys(naju.backends())
+
+    def fails_at_first_use(name: str) -> tuple[str, bool]:
+        if name == "cpu_compiled":
+            missing[name] = "the compiler is broken"
+        return "ok", name != "cpu_compiled"
+
+    monkeypatch.setattr(doctor, "backends", lambda: missing)
+    monkeypatch.setattr(doctor, "_self_test", fails_at_first_use)
+    assert run("doctor") == 0
+    assert capsys.readouterr().out.count("cannot run here: the compiler is broken") == 1
+
+
 def test_doctor_sees_nan_in_any_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from naju import doctor
 

@@ -25,12 +25,21 @@ def run_doctor() -> bool:
     print(f"GPU: {found['accelerator'] or 'none that torch can use'}")
     print("scan backends, in order of preference:")
     healthy = True
-    for name, missing in backends().items():
-        verdict, good = (f"cannot run here: {missing}", True) if missing is not None else _self_test(name)
+    for name in backends():
+        verdict, good = _verdict(name)
         healthy = healthy and good
         print(f"  {name:<18} {verdict}")
     print("all well" if healthy else "at least one backend is wrong on this machine: please report the lines above")
     return healthy
+
+
+def _verdict(name: str) -> tuple[str, bool]:
+    """What is missing may show only when a first use builds the backend."""
+    if backends()[name] is None:
+        tested = _self_test(name)
+        if backends()[name] is None:
+            return tested
+    return f"cannot run here: {backends()[name]}", True
 
 
 def _self_test(name: str) -> tuple[str, bool]:

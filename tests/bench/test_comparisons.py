@@ -96,6 +96,12 @@ def test_a_profile_has_a_row_for_each_operation(tmp_path: Path, capsys: pytest.C
         assert f"all {len(found)}" in told
 
 
+@pytest.mark.parametrize("missing", ["models", "lengths"])
+def test_a_profile_of_nothing_is_refused(missing: str) -> None:
+    with pytest.raises(ValueError, match=f"{missing} must hold at least one"):
+        run_profile_bench(ProfileBench(**{"lengths": (8,), "device": "cpu", missing: ()}))
+
+
 def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match="nothing was timed"):

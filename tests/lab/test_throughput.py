@@ -54,6 +54,11 @@ def test_a_compiled_row_has_to_name_the_mode_of_the_compiler(tmp_path: Path) -> 
         speed_tables(folder)
 
 
+def test_to_show_is_not_to_measure() -> None:
+    with pytest.raises(ValueError, match="show measures nothing"):
+        run_throughput(Throughput(quick=True, show=True))
+
+
 def test_the_low_ranks_are_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(throughput, "run_forward_bench", asked.append)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from naju.layers.layout import Layout, PackedLayout, PaddedLayout, layout_of
+from naju.scan.dispatch import boundaries_on
 
 LAW = settings(max_examples=60, deadline=None)
 widths = st.integers(1, 5)
@@ -115,6 +117,13 @@ def test_boundaries_of_the_host_go_to_where_the_tokens_are():
     assert layout.cu_seqlens.device == u.device
     assert [delayed.shape for delayed in layout.past(u, tail)] == [u.shape] * 4
     assert layout.last(u, tail).shape == tail.shape
+
+
+def test_boundaries_of_the_host_are_traced_for_tokens_on_a_gpu():
+    with FakeTensorMode():
+        u, boundaries = torch.empty(1, 4, 2, device="cuda"), torch.tensor([0, 1, 4])
+        moved = torch.compile(boundaries_on, backend="eager", fullgraph=True)(u.device, boundaries)
+    assert moved.device.type == "cuda"
 
 
 def test_boundaries_of_the_host_are_checked_for_tokens_elsewhere():

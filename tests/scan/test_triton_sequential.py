@@ -11,12 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interpreter import passes_under_the_interpreter
 from naju.scan.dispatch import ScanInputs, check_inputs
@@ -223,8 +223,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_several_gpus_the_one_that_is_asked_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr("naju.scan.on_gpu._capability", {0: (9, 0), 1: (7, 5)}.__getitem__)
-    with FakeTensorMode():
-        new, old = (torch.empty(1, 2, 3, device=f"cuda:{index}") for index in range(2))
+    new, old = (
+        cast(Tensor, SimpleNamespace(device=torch.device(f"cuda:{index}"), dtype=torch.float32)) for index in range(2)
+    )
     assert gpu_refuses(new, 4) is None
     assert gpu_refuses(old, 4) == "Triton needs a GPU of compute capability 8.0 and cuda:1 has 7.5"
     assert gpu_refuses(old, 4, in_triton=False) is None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity
 
-from naju.bench.compare import Failed, attempt, build_all, sizes_of
+from naju.bench.compare import Failed, at_least_one, attempt, build_all, sizes_of
 from naju.bench.measure import Run, default_device
 from naju.bench.peers import check_names
 from naju.bench.rows import RESULTS, print_table, save_rows, told
@@ -47,8 +47,9 @@ class ProfileBench:
 
 def run_profile_bench(bench: ProfileBench) -> None:
     check_names(bench.models)
+    lengths = at_least_one("lengths", bench.lengths)
     modules = build_all(bench.models, partial(build_stack, bench))
-    for length in bench.lengths:
+    for length in lengths:
         for name, module in modules.items():
             path = save_rows("profile", _profile(bench, name, module, length), bench.out)
     print(f"rows appended to {path}")

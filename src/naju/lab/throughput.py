@@ -116,6 +116,8 @@ LARGEST = 1e15  # of any time, speed or size that a file may claim
 
 def run_throughput(options: Throughput) -> None:
     """Measure, then print every table of the paper about speed with ours beside it."""
+    if options.quick and options.show:
+        raise ValueError("quick measures small sizes and show measures nothing: give one of them")
     if not (options.quick or options.show or torch.cuda.is_available()):
         raise ValueError("the paper's sizes need a GPU, and torch has none: try --quick, or --show what is there")
     if options.quick:
