@@ -14,7 +14,6 @@ from naju.lab.mqar_tables import last_value_shares, papers_table, recall_tables,
 from naju.lab.options import GridOptions
 from naju.lab.paper import MeanStd
 from naju.lab.runs import RunFolder
-from naju.layers.head_norm import HeadNorm
 from naju.models import LanguageModel, ModelConfig
 from naju.tasks import IGNORE
 from naju.tasks.mqar import TEST, TRAINING, Segment
@@ -91,11 +90,11 @@ def test_what_departs_from_the_protocol_shows_in_the_name():
 
 def test_other_options_and_what_decays_show_in_the_name_and_reach_the_model():
     choice = {"mixers": ("naju",), "widths": (64,), "states": (16,), "rates": (1e-3,), "reparam": "without"}
-    (run,) = cells(**choice, options=("f_bias=2", "norm=1"), decay_all=False, epochs=8)
-    assert run.name == "naju-d64-n16-f_bias2-norm1-lr0.001-8-epochs-matrix-decay-s1"
+    (run,) = cells(**choice, options=("f_bias=2", "alpha=1"), decay_all=False, epochs=8)
+    assert run.name == "naju-d64-n16-f_bias2-alpha1-lr0.001-8-epochs-matrix-decay-s1"
     mixer = run.build().language.backbone.blocks[1].mixer
     assert mixer.forget.bias.detach().unique().tolist() == [2.0]
-    assert isinstance(mixer.norm, HeadNorm)
+    assert mixer.alpha == 1
     assert not run.training.decay_all
     assert run.to_json()["decay_all"] is False
     (usual,) = cells(**choice)
@@ -307,12 +306,12 @@ def test_reparameterised_gates_have_a_row_of_their_own():
 
 
 def test_runs_with_other_options_have_rows_and_with_another_decay_tables_of_their_own():
-    usual, other = written(1e-3, 1, 0.8, 0.8, 0.5), written(1e-3, 1, 0.8, 0.9, 0.5, options=("f_bias=2", "norm=true"))
+    usual, other = written(1e-3, 1, 0.8, 0.8, 0.5), written(1e-3, 1, 0.8, 0.9, 0.5, options=("f_bias=2", "alpha=1"))
     on_matrices = written(1e-3, 1, 0.8, 0.7, 0.5, decay_all=False)
     papers, apart = recall_tables([on_matrices, other, usual])
     assert [(row.contender.label, row.overall.values) for row in papers.rows] == [
         ("naju N64", (0.8,)),
-        ("naju N64 f_bias=2 norm=true", (0.9,)),
+        ("naju N64 alpha=1 f_bias=2", (0.9,)),
     ]
     assert papers.rows[1].overall.paper is None
     assert apart.departures == ("weight decay on matrices alone instead of on everything",)

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from mixer_cases import run_in_steps, sequence, small_mixer
+from mixer_cases import sequence, small_mixer
 
-from memories import D_MODEL, EXACT, LAW_TOLERANCE, difference
+from memories import D_MODEL, EXACT, difference
 from naju.mixers import MIXERS, NajuMixer, build_mixer
 from naju.scan import BACKENDS, backends
 
@@ -225,32 +225,3 @@ def test_the_coupled_mixer_has_one_bias(option):
 def test_attention_needs_even_heads():
     with pytest.raises(ValueError, match=r"d_model must be a multiple of 2 \* n_heads = 10, but is 16"):
         build_mixer("attention", D_MODEL, n_heads=5)
-
-
-@pytest.mark.parametrize("name", ["naju", "coupled"])
-def test_a_norm_makes_every_reading_as_large_before_it_is_projected(name):
-    plain, normed = (small_mixer(name, norm=norm) for norm in (False, True))
-    shared = plain.state_dict()
-    weight = normed.norm.weight.detach()
-    normed.load_state_dict(shared | {"norm.weight": weight})
-    u, readings = sequence(2, 9), []
-    plain.project_out.register_forward_pre_hook(lambda module, given: readings.append(given[0]))
-    plain(u)
-    (y,) = readings
-    size = (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    assert difference(normed(u)[0], (y / size * weight) @ plain.project_out.weight.T) <= EXACT
-
-
-@pytest.mark.parametrize("dtype", LAW_TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", ["naju", "coupled"])
-def test_a_normed_reading_streams(name, dtype):
-    mixer = small_mixer(name, dtype, norm=True)
-    u = sequence(2, 9, dtype)
-    want, _ = mixer(u)
-    got, _ = run_in_steps(mixer, u, mixer.init_state(2))
-    assert difference(got, want) <= LAW_TOLERANCE[dtype]
-
-
-def test_a_normed_reading_keeps_the_precision_of_its_input():
-    mixer = small_mixer("naju", torch.bfloat16, norm=True)
-    assert mixer(sequence(2, 9, torch.bfloat16))[0].dtype == torch.bfloat16

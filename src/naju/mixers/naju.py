@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from naju.layers.causal_conv import DepthwiseConv, convolve, weighted_sum
 from naju.layers.gate import Bias, GateLogit, check_bias, gate_logits
-from naju.layers.head_norm import HeadNorm
 from naju.layers.layout import Layout, layout_of
 from naju.layers.only_a_matrix import is_only_a_matrix
 from naju.mixers.base import Mixer
@@ -62,8 +61,7 @@ class NajuMixer(Mixer):
     """`x_t = f_t * x_{t-1} + i_t * (h_t B_t^T)`, `y_t = alpha * x_t C_t + D * h_t`, modulated by silu(z) and projected.
 
     The biases start the layer as one that holds: f = sigmoid(5) = 0.993, i = sigmoid(-2) = 0.12. A pair as a bias is
-    spread over the channels: `f_bias=(-1, 6)` starts with memories of one token to 400. With `norm`, which is not the
-    paper's, the modulated reading passes an RMS norm before it is projected, as Mamba-2's does.
+    spread over the channels: `f_bias=(-1, 6)` starts with memories of one token to 400.
     """
 
     state_kind = NajuState
@@ -82,7 +80,6 @@ class NajuMixer(Mixer):
         alpha: float | None = None,
         gate_rank: int | None = None,
         gate_reparam: bool = False,
-        norm: bool = False,
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -105,7 +102,6 @@ class NajuMixer(Mixer):
         self.conv = DepthwiseConv(self.d_inner, d_conv, bias=True)
         self.project_BC = nn.Linear(self.d_inner, 2 * d_state, bias=False)
         self.D = nn.Parameter(torch.full((self.d_inner,), float(D_init)))
-        self.norm = HeadNorm(self.d_inner) if norm else nn.Identity()
         self.project_out = nn.Linear(self.d_inner, d_model, bias=False)
         self._add_gates(d_conv, f_bias, i_bias, gate_rank, gate_reparam)
 
@@ -138,12 +134,9 @@ class NajuMixer(Mixer):
             y, x, h = self._fused(uz, before, layout)
         else:
             y, x, h = self._unfused(uz, before, layout)
-        return layout.restore(self.read_out(y)), NajuState(x, *self._tails(uz[..., : self.d_inner], h, before, layout))
-
-    def read_out(self, y: Tensor) -> Tensor:
-        """From the modulated reading (…, d) to the layer's output (…, m)."""
-        out: Tensor = self.project_out(self.norm(y).to(y.dtype))
-        return out
+        return layout.restore(self.project_out(y)), NajuState(
+            x, *self._tails(uz[..., : self.d_inner], h, before, layout)
+        )
 
     def _tails(self, u_tilde: Tensor, h: Tensor, before: NajuState | None, layout: Layout) -> tuple[Tensor, ...]:
         """What the next stretch's convolutions have to see of this one, and of the one before it if this is short."""
@@ -227,7 +220,7 @@ class NajuMixer(Mixer):
         inputs = self._step_inputs(uz, state)
         kernel = None if inputs is None else step_kernel(inputs)
         y, *after = self._torch_step(uz, state) if inputs is None or kernel is None else kernel(*inputs)
-        return self.read_out(y), NajuState(*after)
+        return self.project_out(y), NajuState(*after)
 
     def _torch_step(self, uz: Tensor, state: NajuState) -> tuple[Tensor, ...]:
         """y (b, d) and the next state: what the kernels compute, for every device, precision and derivative."""

@@ -136,7 +136,7 @@ def changed(model: Classifier, tokens: Tensor, change: Change) -> Tensor:
         assert isinstance(mixer, NajuMixer)
         *drive, z = change(number, mixer.scan_arguments(block.norm(u)))  # type: ignore[operator]
         y, _ = naju_scan(*drive, z=z, D=mixer.D, alpha=mixer.alpha)
-        u = u + mixer.read_out(y)
+        u = u + mixer.project_out(y)
     return model.head(pooled(model.backbone.norm(u), None, model.config.pooling))  # type: ignore[no-any-return]
 
 
