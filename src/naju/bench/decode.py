@@ -47,7 +47,7 @@ class DecodeBench:
     """names from naju.bench.peers; one that cannot run here becomes a row with the reason"""
     batches: tuple[int, ...] = (1, 64)
     contexts: tuple[int, ...] | None = None
-    """tokens that Naju has read, by default 1,024 to 1,048,576 on a GPU; a peer's empty memory is as large as full"""
+    """tokens that Naju has read, by default 1,024 to 1,048,576 on a GPU; peers begin with an empty memory"""
     n_layers: int = 4
     d_model: int = 256
     d_state: int = 64

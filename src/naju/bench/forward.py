@@ -48,7 +48,7 @@ class ForwardBench:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     modes: tuple[Mode, ...] = field(default_factory=default_modes)
     compile_mode: str = COMPILE_MODE
-    """torch.compile's mode, for the mode "compiled"; this one tunes for minutes at every shape, "default" is quicker"""
+    """torch.compile's, for the mode "compiled"; max-autotune tunes for minutes at every shape, default is quicker"""
     against: str = "mamba2"
     """the peer that every time is divided by"""
     rounds: int = 20

@@ -52,7 +52,7 @@ class TrainingBench:
     """weights are float32; bfloat16 is by autocast"""
     modes: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
     compile_mode: str = COMPILE_MODE
-    """torch.compile's mode, for the mode "compiled"; this one tunes for minutes at every shape, "default" is quicker"""
+    """torch.compile's, for the mode "compiled"; max-autotune tunes for minutes at every shape, default is quicker"""
     against: str = "mamba2"
     """the peer that every time is divided by"""
     rounds: int = 200
