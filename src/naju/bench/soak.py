@@ -48,9 +48,9 @@ class SoakBench:
     d_state: int = 16
     vocab_size: int = 256
     memory_growth: float = 0.02
-    """how much memory may grow after the first window"""
+    """share by which memory may grow after the first window"""
     slowdown: float = 0.1
-    """how much more processor time a token may take in the last quarter than in the first"""
+    """share by which a token may take more processor time in the last quarter than in the first"""
     seed: int = 0
     out: Path = RESULTS
     """folder for the rows"""

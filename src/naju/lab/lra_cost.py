@@ -48,7 +48,7 @@ class LraBench:
     length: int | None = None
     """tokens of a sequence, by default as many as the task's longest have"""
     rounds: int = 3
-    """timed steps, after some that are not"""
+    """timed steps, after untimed ones"""
     memory: float | None = None
     """GB that a step on a CPU may take before it counts as out of memory, by default three quarters of what is free"""
     device: str = field(default_factory=default_device)

@@ -118,7 +118,7 @@ class Mqar:
     seeds: tuple[str, ...] = ("1",)
     """Numbers and ranges, such as 1-3 5."""
     epochs: int | None = None
-    """Instead of 32 epochs, for all alike."""
+    """In place of 32, for all mixers alike."""
     rewriting: bool = False
     """Every key is bound twice on average, and only its last value counts."""
     filler: Literal["random", "zero"] = "random"

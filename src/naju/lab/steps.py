@@ -37,7 +37,7 @@ class StepsBench:
     jobs: tuple[int, ...] = (1, 4)
     """runs at once, each in a process of its own; several on one GPU compute side by side where the machine can"""
     seconds: float = 5.0
-    """for each count"""
+    """how long each number of runs is counted"""
     quick: bool = False
     """the small models and sequences of the quick grid"""
     device: str = field(default_factory=default_device)

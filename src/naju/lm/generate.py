@@ -51,7 +51,7 @@ class GenerateConfig:
     tokenizer: str | None = None
     """As for `naju lm prepare`, or a folder that it wrote; by default the tokenizer.json in the model's folder."""
     max_new_tokens: int = 200
-    """An end of text stops it before that."""
+    """How many tokens at most; an end of text stops it earlier."""
     sampling: Sampling = Sampling()
     state: Path | None = None
     """Go on from this file, which --save-state has written."""
