@@ -131,6 +131,36 @@ def within_block(
     return m, dv, dg
 
 
+@triton.jit
+def across_block(
+    g,
+    v,
+    dq,
+    state,
+    adjoint,
+    key,
+    query,
+    alpha,
+    BLOCK: tl.constexpr,
+    BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """What comes into a block from outside: the readings of the state before it, dv and dg by that and by the gradient
+    of the state after it, and the gradient of the state before it. Also each token's own log2 of f."""
+    row, column = token_pairs(BLOCK)
+    factor = as_factor(adjoint, PRECISION)
+    after, upto, forget_log, everything = block_sums(g, BLOCK)
+    decay = exp2(everything, PRECISION)
+    dg = decay * product(as_factor(state, PRECISION) * factor, tl.full((BN, BLOCK), 1.0, tl.float32), PRECISION)
+    dv = exp2(after, PRECISION) * product(factor, tl.trans(key), PRECISION)
+    dg = product(v * dv, (row < column).to(tl.float32), PRECISION, dg)
+    from_start = exp2(upto, PRECISION)
+    read = alpha * from_start * product(state, tl.trans(query), PRECISION)
+    dg = product(dq * read, (row >= column).to(tl.float32), PRECISION, dg)
+    adjoint = adjoint * (tl.sum(decay, axis=1) / BLOCK)[:, None] + product(alpha * dq * from_start, query, PRECISION)
+    return read, dv, dg, adjoint, forget_log
+
+
 @triton.jit(do_not_specialize=LENGTH_ARGUMENTS)
 def channel_gradients(
     dy,
@@ -209,7 +239,6 @@ def channel_gradients(
     if HAS_D:
         skip = tl.load(D + channels, mask=channels < d_inner, other=0.0).to(tl.float32)[:, None]
         dskip = tl.zeros((BD,), dtype=tl.float32)
-    row, column = token_pairs(BLOCK)
     steps = tl.cdiv(tokens, CHUNK) * (CHUNK // BLOCK)
     for step in range(steps):
         block = steps - 1 - step
@@ -243,19 +272,10 @@ def channel_gradients(
         q = tl.zeros((BD, BLOCK), dtype=tl.float32)
         if HAS_D:
             q = skip * drive
-        factor = as_factor(adjoint, PRECISION)
-        after, upto, forget_log, everything = block_sums(g, BLOCK)
-        decay = exp2(everything, PRECISION)
-        dg = decay * product(as_factor(state, PRECISION) * factor, tl.full((BN, BLOCK), 1.0, tl.float32), PRECISION)
-        dv = exp2(after, PRECISION) * product(factor, tl.trans(key), PRECISION)
-        dg = product(v * dv, (row < column).to(tl.float32), PRECISION, dg)
-        from_start = exp2(upto, PRECISION)
-        read = alpha * from_start * product(state, tl.trans(query), PRECISION)
-        dg = product(dq * read, (row >= column).to(tl.float32), PRECISION, dg)
-        q += read
-        adjoint = adjoint * (tl.sum(decay, axis=1) / BLOCK)[:, None] + product(
-            alpha * dq * from_start, query, PRECISION
+        read, dv, dg, adjoint, forget_log = across_block(
+            g, v, dq, state, adjoint, key, query, alpha, BLOCK, BN, PRECISION
         )
+        q += read
         scores = alpha * product(key, tl.trans(query), PRECISION)
         f = exp2(forget_log, PRECISION)
         forgotten = rest_of(forget_log, f, PRECISION)
