@@ -230,7 +230,7 @@ def check_sizes(bench: Any) -> None:
                 raise ValueError(f"{name} must be at least 1, but is {number}")
 
 
-def at_least_one(name: str, values: tuple[int, ...]) -> tuple[int, ...]:
+def at_least_one(name: str, values: tuple[T, ...], kind: str = "number") -> tuple[T, ...]:
     if not values:
-        raise ValueError(f"{name} must hold at least one number, but is empty")
+        raise ValueError(f"{name} must hold at least one {kind}, but is empty")
     return values

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,9 +46,7 @@ def build_peer(name: str, d_model: int, d_state: int) -> Peer:
     return PEERS[name](d_model, d_state)
 
 
-def check_names(names: Sequence[str]) -> None:
-    if not names:
-        raise ValueError("models must hold at least one name, but is empty")
+def check_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in PEERS:
             raise ValueError(f"unknown model {name!r}; expected one of {', '.join(PEERS)}")

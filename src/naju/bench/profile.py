@@ -46,7 +46,7 @@ class ProfileBench:
 
 
 def run_profile_bench(bench: ProfileBench) -> None:
-    check_names(bench.models)
+    check_names(at_least_one("models", bench.models, "name"))
     lengths = at_least_one("lengths", bench.lengths)
     modules = build_all(bench.models, partial(build_stack, bench))
     for length in lengths:

@@ -134,16 +134,15 @@ class NajuMixer(Mixer):
             y, x, h = self._fused(uz, before, layout)
         else:
             y, x, h = self._unfused(uz, before, layout)
-        return layout.restore(self.project_out(y)), NajuState(
-            x, *self._tails(uz[..., : self.d_inner], h, before, layout)
-        )
+        out = layout.restore(self.project_out(y))
+        return out, NajuState(x, *self._tails(uz[..., : self.d_inner], h, before, layout))
 
     def _tails(self, u_tilde: Tensor, h: Tensor, before: NajuState | None, layout: Layout) -> tuple[Tensor, ...]:
         """What the next stretch's convolutions have to see of this one, and of the one before it if this is short."""
         if before is None:
-            missing = max(0, self.tail_length - u_tilde.shape[1])
-            own = u_tilde.shape[1] - self.tail_length + missing
-            tails = torch.stack([u_tilde[:, own:], h[:, own:]])
+            first = max(0, u_tilde.shape[1] - self.tail_length)
+            tails = torch.stack([u_tilde[:, first:], h[:, first:]])
+            missing = self.tail_length - tails.shape[2]
             return (F.pad(tails, (0, 0, missing, 0)) if missing else tails).unbind()
         return layout.last(u_tilde, before.u_tail), layout.last(h, before.h_tail)
 
