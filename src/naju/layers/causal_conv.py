@@ -1,4 +1,4 @@
-"""Depthwise causal convolution over a handful of tokens: one that is fused on a CPU, and its torch twin."""
+"""Depthwise causal convolution over a handful of tokens: fused on a CPU and on a GPU, and in torch's own operations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from naju.layers.layout import Layout
 from naju.scan.cpu_compiled.conv import cpu_conv
 from naju.scan.cpu_compiled.native import MOST_OUTPUTS, missing_here
 from naju.scan.dispatch import other_transform, state_dtype
+from naju.scan.triton_chunked.conv import triton_conv_silu
+from naju.scan.triton_chunked.layer import layer_refuses
 
 
 class DepthwiseConv(nn.Module):
@@ -36,11 +38,12 @@ def convolve(
     silu: bool = False,
     plain: bool = False,
 ) -> list[Tensor]:
-    """Several convolutions of one input: `act(sum_j weight[:, j] u_{t-width+1+j} + bias + add)`, in float32 or better.
+    """Several convolutions of one input: `act(sum_j weight[:, j] u_{t-width+1+j} + bias + add)`.
 
     u (b, l, d); tail (rows, width - 1, d) is what came before; weights (d, width); biases (d,); adds (b, l, d), one for
-    each weight or none at all. The activation is for convolutions without them. `plain`: by torch's operations alone,
-    which can be differentiated twice.
+    each weight or none at all. The activation is for convolutions without them. All is done in float32 or better; so is
+    what comes out, but after the activation it has the precision of u. `plain`: by torch's operations alone, which can
+    be differentiated twice.
     """
     if silu and adds:
         raise ValueError("convolve takes either adds or silu=True, but was given both")
@@ -49,11 +52,15 @@ def convolve(
     if not plain and _compiled_can(tensors, len(weights)):
         stacked = torch.stack([weight.t() for weight in weights]), torch.stack(list(biases))
         return cpu_conv(u, tail, *stacked, list(adds), layout.cu_seqlens, silu)  # type: ignore[no-any-return]
+    if not plain and silu and layer_refuses(u, 1, tail.shape[1] + 1) is None:
+        before = tail if tail.shape[1] else None
+        pairs = zip(weights, biases, strict=True)
+        return [triton_conv_silu(u, before, weight, bias, layout.cu_seqlens) for weight, bias in pairs]
     past = layout.past(u, tail)
     sums = [weighted_sum(past, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
     if adds:
         sums = [add + total for add, total in zip(adds, sums, strict=True)]
-    return [F.silu(total) for total in sums] if silu else sums
+    return [F.silu(total).to(u.dtype) for total in sums] if silu else sums
 
 
 def weighted_sum(past: Sequence[Tensor], weight: Tensor, bias: Tensor) -> Tensor:

@@ -84,8 +84,7 @@ class GLAMixer(MatrixMixer):
         qkv, gate = self.project_in(u).split((self.tail_shape[1], self.widths[-1]), dim=-1)
         tail = layout.last(qkv, state.tail)
         if self.conv is not None:
-            (mixed,) = convolve(qkv, state.tail, layout, [self.conv.weight], [self.conv.bias], silu=True)
-            qkv = mixed.to(qkv.dtype)
+            (qkv,) = convolve(qkv, state.tail, layout, [self.conv.weight], [self.conv.bias], silu=True)
         q, k, v = map(self.split_heads, qkv.split(self.widths[:-1], dim=-1))
         logit = self.forget(u)
         log_decay = self.split_heads(F.logsigmoid(logit.to(state_dtype(logit.dtype))) / self.gate_temperature)

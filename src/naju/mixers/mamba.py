@@ -98,7 +98,6 @@ class MambaMixer(Mixer):
         fresh, state = state is None, self._fitting(state, layout.rows)
         u_tilde, z = self.project_in(layout.arrange(u)).chunk(2, dim=-1)  # (b, l, d) each
         (h,) = convolve(u_tilde, state.u_tail, layout, [self.conv.weight], [self.conv.bias], silu=True)
-        h = h.to(u_tilde.dtype)
         dt_logit, B, C = self._select(h)
         _, dt_logit = layout.hold(dt_logit, dt_logit)  # a step of size 0 keeps everything and writes nothing
         y, x = diagonal_scan(

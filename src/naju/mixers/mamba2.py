@@ -74,7 +74,7 @@ class Mamba2Mixer(MatrixMixer):
         state = self.fitting(state, layout.rows, x=memory, tail=self.tail_shape)
         z, u_tilde, dt = self.project_in(layout.arrange(u)).split(self.widths, dim=-1)
         (hBC,) = convolve(u_tilde, state.tail, layout, [self.conv.weight], [self.conv.bias], silu=True)
-        h, B, C = hBC.to(u_tilde.dtype).split((self.d_inner, self.d_key, self.d_key), dim=-1)
+        h, B, C = hBC.split((self.d_inner, self.d_key, self.d_key), dim=-1)
         dtype = state_dtype(h.dtype)
         dt = F.softplus(dt.to(dtype) + self.dt_bias).unsqueeze(-1)  # (b, l, heads, 1)
         h = self.split_heads(h)

@@ -112,7 +112,6 @@ class MLSTMMixer(MatrixMixer):
         state = self.fitting(state, layout.rows, C=memory, n=memory[:2], m=memory[:1], tail=self.tail_shape)
         u_tilde, z = self.project_in(layout.arrange(u)).chunk(2, dim=-1)
         (h,) = convolve(u_tilde, state.tail, layout, [self.conv.weight], [self.conv.bias], silu=True)
-        h = h.to(u_tilde.dtype)
         qkv = self.project_q(h), self.project_k(h), self.project_v(u_tilde)
         with without_autocast(u.device):  # an error in these logits is one in the exponent
             logits = self.gates(torch.cat(qkv, dim=-1).to(self.gates.weight.dtype)).to(state.m.dtype) + self.gate_bias

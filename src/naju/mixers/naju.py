@@ -206,7 +206,6 @@ class NajuMixer(Mixer):
         u_tilde, z = uz.chunk(2, dim=-1)  # (b, l, d) each
         plain = self.backend in PLAIN_BACKENDS
         (h,) = convolve(u_tilde, state.u_tail, layout, [self.conv.weight], [self.conv.bias], silu=True, plain=plain)
-        h = h.to(u_tilde.dtype)
         f_logit, i_logit = self.forget_and_write(gate_logits(self.gates(), h, state.h_tail, layout, plain=plain))
         f_logit, i_logit = layout.hold(f_logit, i_logit)
         B, C = self.project_BC(h).chunk(2, dim=-1)  # (b, l, n) each
