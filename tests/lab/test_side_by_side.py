@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from naju.lab.side_by_side import CONTROL, PERCENTAGE, PIPES, side_by_side
+from naju.lab.side_by_side import CONTROL, PIPES, side_by_side
 
 
 @pytest.fixture
@@ -21,8 +21,7 @@ def control(tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
         return calls
 
-    for variable in (PIPES, PERCENTAGE):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv(PIPES, raising=False)
     monkeypatch.setattr("naju.lab.side_by_side.DEFAULT_PIPES", tmp_path / "none")
     return install
 
@@ -36,18 +35,6 @@ def test_processes_inside_find_a_service_that_ends_with_them(control):
     assert calls.read_text() == f"-d {pipes}\nquit {pipes}\n"
     assert PIPES not in os.environ
     assert not os.path.exists(pipes)
-
-
-@pytest.mark.parametrize(("jobs", "share"), [(2, "100"), (4, "75"), (8, "37")])
-def test_each_has_a_part_of_the_processors_unless_told_otherwise(control, jobs, share, monkeypatch):
-    control()
-    with side_by_side("cuda", jobs):
-        assert os.environ[PERCENTAGE] == share
-    assert PERCENTAGE not in os.environ
-    monkeypatch.setenv(PERCENTAGE, "60")
-    with side_by_side("cuda", jobs):
-        assert os.environ[PERCENTAGE] == "60"
-    assert os.environ[PERCENTAGE] == "60"
 
 
 def test_it_ends_after_an_error_too(control):

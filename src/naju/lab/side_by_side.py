@@ -13,8 +13,6 @@ from tempfile import TemporaryDirectory
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-EVEN_SHARES = 3  # of the processors for a run: with all of them, runs get in each other's way more than they gain
 DEFAULT_PIPES = Path("/tmp/nvidia-mps/control")  # where clients look on their own
 PATIENCE_SECONDS = 30.0
 
@@ -23,8 +21,7 @@ PATIENCE_SECONDS = 30.0
 def side_by_side(device: str, jobs: int) -> Iterator[None]:
     """Processes that are started inside compute on the GPU at the same time: CUDA's multi-process service, of our own.
 
-    One that somebody else has set up is used as it is. Where the machine has none they take turns, as ever. Each has a
-    part of the processors, unless the environment says which.
+    One that somebody else has set up is used as it is. Where the machine has none they take turns, as ever.
     """
     control = shutil.which(CONTROL)
     theirs = PIPES in os.environ or DEFAULT_PIPES.exists()
@@ -35,8 +32,7 @@ def side_by_side(device: str, jobs: int) -> Iterator[None]:
         places = {PIPES: f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
         for place in places.values():
             Path(place).mkdir()
-        share = {} if PERCENTAGE in os.environ else {PERCENTAGE: str(min(100, EVEN_SHARES * 100 // jobs))}
-        with _environment(places | share):
+        with _environment(places):
             begun = _begin(control, Path(folder) / "said")
             try:
                 if begun:
