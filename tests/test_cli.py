@@ -152,6 +152,26 @@ def test_doctor_reports_a_wrong_backend(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "WRONG" in capsys.readouterr().out
 
 
+def test_doctor_reports_wrong_products(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    honest = torch.Tensor.__matmul__
+
+    def without_its_last_row(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        product = honest(left, right)
+        if product.dtype == torch.bfloat16:
+            product[-1] = float("nan")
+        return product
+
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "40")
+    monkeypatch.setattr(torch.Tensor, "__matmul__", without_its_last_row)
+    assert run("doctor") == 1
+    told = capsys.readouterr().out
+    assert "products in bfloat16: WRONG: largest relative error nan" in told
+    assert "without CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in told
+    monkeypatch.undo()
+    assert run("doctor") == 0
+    assert "products in bfloat16: ok" in capsys.readouterr().out
+
+
 def test_doctor_tells_of_a_backend_that_cannot_be_built(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
