@@ -96,7 +96,7 @@ def test_kernel_reads_strided_inputs_as_they_lie():
 
 @runs_kernel
 def test_kernel_is_an_operator_of_torch():
-    for arguments in (draw(9, 4, 3), [draw(9, 4, 1)[0], None, *draw(9, 4, 1)[2:]]):
+    for arguments in (draw(9, 4, 3), draw(9, 4, 1)):
         torch.library.opcheck(triton_conv_silu, (*arguments, None))
     u, *rest = draw(9, 4, 3)
     (gradient,) = torch.autograd.grad(triton_conv_silu(u, *rest, None).square().sum(), u, create_graph=True)

@@ -21,7 +21,8 @@ PATIENCE_SECONDS = 30.0
 def side_by_side(device: str, jobs: int) -> Iterator[None]:
     """Processes that are started inside compute on the GPU at the same time: CUDA's multi-process service, of our own.
 
-    One that somebody else has set up is used as it is. Where the machine has none they take turns, as ever.
+    One that somebody else has set up is used as it is. Where the machine has none they take turns, as ever. None gets a
+    part of the processors only, which made products of matrices wrong (docs/laboratory.md).
     """
     control = shutil.which(CONTROL)
     theirs = PIPES in os.environ or DEFAULT_PIPES.exists()

@@ -12,8 +12,7 @@ from naju.layers.layout import Layout
 from naju.scan.cpu_compiled.conv import cpu_conv
 from naju.scan.cpu_compiled.native import MOST_OUTPUTS, missing_here
 from naju.scan.dispatch import other_transform, state_dtype
-from naju.scan.triton_chunked.conv import triton_conv_silu
-from naju.scan.triton_chunked.layer import layer_refuses
+from naju.scan.triton_chunked.conv import conv_refuses, triton_conv_silu
 
 
 class DepthwiseConv(nn.Module):
@@ -52,10 +51,9 @@ def convolve(
     if not plain and _compiled_can(tensors, len(weights)):
         stacked = torch.stack([weight.t() for weight in weights]), torch.stack(list(biases))
         return cpu_conv(u, tail, *stacked, list(adds), layout.cu_seqlens, silu)  # type: ignore[no-any-return]
-    if not plain and silu and layer_refuses(u, 1, tail.shape[1] + 1) is None:
-        before = tail if tail.shape[1] else None
+    if silu and not plain and conv_refuses(u, tail.shape[1] + 1) is None:
         pairs = zip(weights, biases, strict=True)
-        return [triton_conv_silu(u, before, weight, bias, layout.cu_seqlens) for weight, bias in pairs]
+        return [triton_conv_silu(u, tail, weight, bias, layout.cu_seqlens) for weight, bias in pairs]
     past = layout.past(u, tail)
     sums = [weighted_sum(past, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
     if adds:
