@@ -4,6 +4,7 @@ import statistics
 from itertools import product
 
 import pytest
+import torch
 from torch import nn
 
 from naju.lab.diagnostics import FULL, QUICK, SUITE, TASKS, Changes, diagnostic_run, in_order, spread, tables
@@ -178,6 +179,14 @@ def test_the_quick_grid_is_small_and_has_names_of_its_own():
     assert len(sizes) == 1
 
 
+def test_the_quick_grid_has_the_other_tasks_for_who_asks_for_them():
+    cells = Diagnostics(mixers=("naju",), tasks=("T1", "T3"), quick=True, grid=GridOptions(device="cpu")).cells()
+    assert [(cell.name, cell.steps) for cell in cells] == [("naju-T1-quick-s1", 1500), ("naju-T3-quick-s1", 500)]
+    for cell in cells:
+        for length in (cell.training.length, *cell.examination.test_lengths):
+            assert cell.build_task().sample(2, length, torch.Generator()).tokens.shape == (2, length)
+
+
 def test_seeds():
     assert parse_seeds(["1-5"]) == SEEDS
     assert parse_seeds(["3", "1-2", "2"]) == (3, 1, 2)
@@ -192,7 +201,7 @@ def test_seeds():
         ({"mixers": ("naju", "lstm")}, "mixers must be different ones of naju, .* but are naju, lstm"),
         ({"mixers": ("naju", "naju")}, "mixers must be different ones"),
         ({"tasks": ("T5",)}, "tasks must be different ones of T1, T2, T3, T4, but are T5"),
-        ({"tasks": ("T1",), "quick": True}, "tasks must be different ones of T2, T4, but are T1"),
+        ({"tasks": ("T2", "T2"), "quick": True}, "tasks must be different ones of T1, T2, T3, T4, but are T2, T2"),
     ],
 )
 def test_unknown_names_are_refused(options, message):

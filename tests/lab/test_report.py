@@ -164,7 +164,7 @@ def test_missing_cells_are_counted(tmp_path):
     assert f"{5 * cells_expected - have} runs are missing" in page
 
 
-def test_tasks_that_the_quick_protocol_lacks_are_not_missing(tmp_path):
+def test_tasks_that_a_quick_grid_leaves_out_are_not_missing(tmp_path):
     def counted(*results):
         page = report(tmp_path, *results).read_text()
         counts = {row[0]: row[1:] for row in tables(page)["missing"][1:]}

@@ -50,7 +50,7 @@ class Diagnostics:
     """Names of mixers; xlstm is mlstm. Without any: the whole suite, and the Transformer once more with three times the
     epochs."""
     tasks: tuple[str, ...] = ()
-    """Some of T1, T2, T3, T4; without any: all."""
+    """Some of T1, T2, T3, T4; without any: all, or T2 and T4 for the quick grid."""
     seeds: tuple[str, ...] = ()
     """Numbers and ranges, such as 1-3 5; without any: 1-5, or 1 for the quick grid."""
     size: str | None = None
@@ -68,7 +68,7 @@ class Diagnostics:
     sequences: int | None = None
     """Instead of the task's own number of training sequences."""
     quick: bool = False
-    """A small but real grid for two CPU cores: naju, coupled and mamba2 on small T2 and T4."""
+    """Small models and tasks for two CPU cores; where none are named naju, coupled and mamba2 on T2 and T4."""
     grid: GridOptions = field(default_factory=GridOptions)
 
     def cells(self) -> list[DiagnosticRun]:
@@ -76,7 +76,7 @@ class Diagnostics:
         protocol = QUICK if self.quick else FULL
         mixers = self.mixers or (tuple(protocol.settings) if self.quick else SUITE)
         check_names("mixers", mixers, MIXERS)
-        tasks = self.tasks or tuple(protocol.budgets)
+        tasks = self.tasks or protocol.usual
         check_names("tasks", tasks, protocol.budgets)
         seeds = parse_seeds(self.seeds or (("1",) if self.quick else ("1-5",)))
         device, changes = self.grid.chosen_device(), self.changes()
