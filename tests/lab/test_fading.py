@@ -1,4 +1,4 @@
-"""`naju runs fading`: padding that holds and writes nothing is no padding, and its measures are those of a hand."""
+"""`naju runs fading`: tokens that hold and write nothing might not be there, and the measures are those of a hand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from test_inspect import LENGTH, OPTIONS, saved_run
 
 from naju import cli, naju_scan
 from naju.lab.diagnostic_run import load_run_model
-from naju.lab.inspect.fading import WAYS, accuracy, at_padding, changed, measure, watch_padding
+from naju.lab.inspect.fading import IDLE, WAYS, accuracy, changed, made_to, measure, padding, watch
 from naju.mixers.naju import ScanArguments
 from naju.tasks import build_task
-from naju.tasks.events import PAD, QUERY_LENGTH
+from naju.tasks.events import EVENT_LENGTH, PAD, QUERY_LENGTH, SPECIAL
 
 BOTH = WAYS["both"]
 
@@ -30,25 +30,42 @@ def test_left_as_it_is_the_answers_are_the_models_own(mixer, tmp_path):
     with torch.no_grad():
         own = model(batch.tokens)
     torch.testing.assert_close(changed(model, batch.tokens, lambda _, given: given), own)
-    untouched = at_padding(batch.tokens, BOTH, layers=())
+    untouched = made_to(BOTH, padding(batch.tokens), layers=())
     torch.testing.assert_close(changed(model, batch.tokens, untouched), own)
 
 
+@pytest.mark.parametrize("at", IDLE)
 @pytest.mark.parametrize("mixer", ["naju", "coupled"])
-def test_padding_that_holds_and_writes_nothing_might_as_well_not_be_there(mixer, tmp_path):
+def test_what_holds_and_writes_nothing_might_as_well_not_be_there(mixer, at, tmp_path):
     model, batch = opened(tmp_path, mixer)
-    steered = changed(model, batch.tokens, at_padding(batch.tokens, BOTH, layers=(0, 1)))
+    places = IDLE[at](batch.tokens)
+    steered = changed(model, batch.tokens, made_to(BOTH, places, layers=(0, 1)))
     with torch.no_grad():
-        without = torch.cat([model(row[row != PAD].unsqueeze(0)) for row in batch.tokens])
+        kept = [row[~there] for row, there in zip(batch.tokens, places, strict=True)]
+        without = torch.cat([model(row.unsqueeze(0)) for row in kept])
         assert not torch.allclose(model(batch.tokens), without, rtol=0, atol=1e-4)
     torch.testing.assert_close(steered, without, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["T1", "T2", "T3", "T4"])
+def test_others_are_all_but_the_query_and_the_events_of_its_entity(name):
+    task = build_task(name, **OPTIONS[name])
+    tokens = task.sample(20, 200, torch.Generator().manual_seed(0)).tokens
+    idle = IDLE["others"](tokens)
+    for row, places in zip(tokens.tolist(), idle.tolist(), strict=True):
+        (asked,) = [token for token in row[-QUERY_LENGTH:] if token >= len(SPECIAL)]
+        counts = [False] * (len(row) - QUERY_LENGTH) + [True] * QUERY_LENGTH
+        for place in range(len(row) - QUERY_LENGTH):
+            if row[place] == asked:  # the second token of its event
+                counts[place - 1 : place - 1 + EVENT_LENGTH] = [True] * EVENT_LENGTH
+        assert places == [not one for one in counts]
 
 
 @pytest.mark.parametrize("way", WAYS.values())
 def test_only_padding_and_only_the_chosen_layer_are_changed(way):
     tokens = torch.tensor([[3, PAD, 4, PAD]])
     given = ScanArguments(*torch.randn(6, 1, 4, 2))
-    change = at_padding(tokens, way, layers=(1,))
+    change = made_to(way, padding(tokens), layers=(1,))
     assert change(0, given) is given
     after = change(1, given)
     f_there, i_there = after.f_logit[0, [1, 3]], after.i_logit[0, [1, 3]]
@@ -60,12 +77,12 @@ def test_only_padding_and_only_the_chosen_layer_are_changed(way):
 
 def test_the_measures_of_a_layer_made_by_hand():
     """One channel, one entry: an event writes 1, two paddings keep a half each and write 1/4 of 1."""
-    padding = torch.tensor([[False, True, True, *[False] * QUERY_LENGTH]])
+    places = torch.tensor([[False, True, True, *[False] * QUERY_LENGTH]])
     f = torch.tensor([0.5, 0.5, 0.5, *[0.9] * QUERY_LENGTH])
     i = torch.tensor([1.0, 0.25, 0.25, *[0.9] * QUERY_LENGTH])
     ones = torch.ones(1, len(f), 1)
     given = ScanArguments(ones, *(gate.logit().view(1, -1, 1) for gate in (f, i)), ones, ones, ones)
-    fading, write, share = measure(given, padding)
+    fading, write, share = measure(given, places)
     assert fading.item() == pytest.approx(2 * math.log(2))
     assert write.item() == pytest.approx(0.25)
     event, paddings = 0.25, 0.125 + 0.25
@@ -79,7 +96,7 @@ def test_what_is_measured_is_what_the_layers_scan(tmp_path, monkeypatch):
     changed(model, batch.tokens, lambda _, given: seen.append(given) or given)
     want = [measure(given, batch.tokens == PAD) for given in seen]
     monkeypatch.setattr("naju.lab.inspect.fading.TOKENS_AT_ONCE", 1)
-    found = watch_padding(model, batch.tokens, layers=(1,))
+    found = watch(model, batch.tokens, padding, layers=(1,))
     assert list(found) == [1]
     for one, other in zip(found[1], want[1], strict=True):
         torch.testing.assert_close(one, other)
@@ -93,16 +110,16 @@ def test_what_is_measured_is_what_the_layers_scan(tmp_path, monkeypatch):
 
 def test_the_accuracy_is_the_share_of_right_answers(tmp_path):
     model, batch = opened(tmp_path, rows=4)
-    said = changed(model, batch.tokens, at_padding(batch.tokens, BOTH, (0, 1))).argmax(-1)
+    said = changed(model, batch.tokens, made_to(BOTH, padding(batch.tokens), (0, 1))).argmax(-1)
     targets = torch.cat([said[:3], said[3:] + 1])
-    assert accuracy(model, batch.tokens, targets, BOTH, (0, 1)) == 0.75
+    assert accuracy(model, batch.tokens, targets, padding, BOTH, (0, 1)) == 0.75
 
 
 def test_without_padding_nothing_fades(tmp_path):
     shortest = build_task("T4", **OPTIONS["T4"]).minimum_length()
     model, batch = opened(tmp_path, length=shortest)
-    for padding in watch_padding(model, batch.tokens, (0, 1)).values():
-        assert not any(part.any() for part in padding)
+    for idling in watch(model, batch.tokens, padding, (0, 1)).values():
+        assert not any(part.any() for part in idling)
 
 
 def fading(path, *options):

@@ -1,8 +1,9 @@
-"""Why accuracy fades as sequences grow: the same questions with the gates at padding made to hold, to write nothing, or
-both.
+"""Why accuracy fades as sequences grow: the same questions with the gates at tokens that do not matter made to hold, to
+write nothing, or both.
 
-A longer sequence with as many events has nothing but more padding. If the memory decays there, padding that holds
-(f = 1) brings the answers back; if what padding writes drowns it, padding that writes nothing (i = 0) does.
+A longer sequence with as many events has nothing but more padding, one that is full of events (T3) more of those that
+nobody asks about. If the memory decays there, holding (f = 1) brings the answers back; if what is written there drowns
+it, writing nothing (i = 0) does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from naju.models.device import usable_device
 from naju.models.pooling import pooled
 from naju.models.sampling import check_seed
 from naju.scan import naju_scan
-from naju.tasks.events import PAD, QUERY_LENGTH, EventTask
+from naju.tasks.events import EVENT_LENGTH, PAD, QUERY_LENGTH, SEP, EventTask
 from naju.training import seeded_generator
 
 TOKENS_AT_ONCE = 2**16
@@ -35,12 +36,14 @@ TOKENS_AT_ONCE = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class FadingConfig:
-    """Why a run's accuracy fades with the length: what padding does to the memory, and the answers without that."""
+    """Why a run's accuracy fades with the length: what idle tokens do to the memory, and the answers without that."""
 
     name: str
     """As `naju runs ls` prints it; of a naju or a coupled mixer on T1 to T4."""
     runs: Path = Path("runs")
     """Folder of the run store."""
+    at: Literal["padding", "others"] = "padding"
+    """Which tokens are idle: padding, or padding and the events of all entities but the one that is asked for."""
     lengths: tuple[int, ...] = ()
     """Lengths of the sequences; by default those that the run was tested at."""
     layers: tuple[int, ...] = ()
@@ -57,7 +60,7 @@ class FadingConfig:
 
 
 class Way(NamedTuple):
-    """What padding is made to do."""
+    """What idle tokens are made to do."""
 
     holds: bool
     writes_nothing: bool
@@ -65,21 +68,37 @@ class Way(NamedTuple):
 
 WAYS = {
     "as it is": Way(False, False),
-    "PAD holds": Way(True, False),
-    "PAD writes nothing": Way(False, True),
+    "holding": Way(True, False),
+    "writing nothing": Way(False, True),
     "both": Way(True, True),
 }
 
 
-class Padding(NamedTuple):
-    """What the padding of each sequence does in one layer."""
+class Idling(NamedTuple):
+    """What the idle tokens of each sequence do in one layer."""
 
-    fading: Tensor  # (b, d): -log f summed over the padding
-    write: Tensor  # (b,): i, mean over padding and channels
+    fading: Tensor  # (b, d): -log f summed over them
+    write: Tensor  # (b,): i, mean over them and channels
     share: Tensor  # (b,): of the memory's squared norm when the question begins
 
 
 Change = Callable[[int, ScanArguments], ScanArguments]
+Places = Callable[[Tensor], Tensor]
+
+
+def padding(tokens: Tensor) -> Tensor:
+    """Where it stands in the sequences (b, l)."""
+    return tokens == PAD
+
+
+def padding_and_others(tokens: Tensor) -> Tensor:
+    """Where nothing stands that the answer depends on."""
+    asked = tokens[:, -QUERY_LENGTH:].amax(1, keepdim=True)  # the other tokens of a query are special ones
+    ends = (tokens == SEP) & (tokens.roll(EVENT_LENGTH - 2, 1) != asked)  # an event's second token is its entity
+    return padding(tokens) | torch.stack([ends.roll(-back, 1) for back in range(EVENT_LENGTH)]).any(0)
+
+
+IDLE: dict[str, Places] = {"padding": padding, "others": padding_and_others}
 
 
 def run_fading(config: FadingConfig) -> None:
@@ -87,44 +106,47 @@ def run_fading(config: FadingConfig) -> None:
     model, task = load_run_model(folder.path)
     if not isinstance(task, EventTask):
         raise ValueError(f"run must be of one of the event tasks T1 to T4, but is of {folder.config()['task']!r}")
-    layers, device = gated_layers(model, config.layers), usable_device(config.device)
+    layers, device, idle = gated_layers(model, config.layers), usable_device(config.device), IDLE[config.at]
     model = model.to(device)
     accuracies = [["length", *WAYS]]
-    paddings = [["length", "layer", "fading: best tenth", "median", "write gate", "share of the memory"]]
+    idlings = [["length", "layer", "fading: best tenth", "median", "write gate", "share of the memory"]]
     for length in config.lengths or folder.config()["test_lengths"]:
         generator = seeded_generator(config.seed, f"fading at length {length}")
         tokens, targets, _ = (part.to(device) for part in task.sample(config.sequences, length, generator))
-        right = [accuracy(model, tokens, targets, way, layers) for way in WAYS.values()]
+        right = [accuracy(model, tokens, targets, idle, way, layers) for way in WAYS.values()]
         accuracies.append([str(length), *(f"{share:.3f}" for share in right)])
-        for number, padding in watch_padding(model, tokens, layers).items():
-            paddings.append([str(length), str(number), *_told(padding)])
-    print(f"{aligned(accuracies)}\n\n{aligned(paddings)}")
+        for number, idling in watch(model, tokens, idle, layers).items():
+            idlings.append([str(length), str(number), *_told(idling)])
+    print(f"{aligned(accuracies)}\n\n{aligned(idlings)}")
 
 
-def _told(padding: Padding) -> list[str]:
+def _told(idling: Idling) -> list[str]:
     """The fading by channels: a mean would be that of the few that forget everything at once."""
-    best, median = padding.fading.mean(0).quantile(padding.fading.new_tensor([0.1, 0.5])).tolist()
-    write, share = padding.write.mean().item(), padding.share.mean().item()
+    best, median = idling.fading.mean(0).quantile(idling.fading.new_tensor([0.1, 0.5])).tolist()
+    write, share = idling.write.mean().item(), idling.share.mean().item()
     return [f"{best:.2f}", f"{median:.2f}", f"{write:.3f}", f"{share:.3f}"]
 
 
-def accuracy(model: Classifier, tokens: Tensor, targets: Tensor, way: Way, layers: Collection[int]) -> float:
-    logits = [changed(model, piece, at_padding(piece, way, layers)) for piece in _pieces(tokens)]
+def accuracy(
+    model: Classifier, tokens: Tensor, targets: Tensor, idle: Places, way: Way, layers: Collection[int]
+) -> float:
+    logits = [changed(model, piece, made_to(way, idle(piece), layers)) for piece in _pieces(tokens)]
     return (torch.cat(logits).argmax(-1) == targets).double().mean().item()
 
 
-def watch_padding(model: Classifier, tokens: Tensor, layers: Collection[int]) -> dict[int, Padding]:
+def watch(model: Classifier, tokens: Tensor, idle: Places, layers: Collection[int]) -> dict[int, Idling]:
     """By layer, for the sequences (b, l)."""
-    seen: dict[int, list[Padding]] = {number: [] for number in layers}
+    seen: dict[int, list[Idling]] = {number: [] for number in layers}
     for piece in _pieces(tokens):
+        places = idle(piece)
 
-        def watch(number: int, given: ScanArguments, padding: Tensor = piece == PAD) -> ScanArguments:
+        def note(number: int, given: ScanArguments, places: Tensor = places) -> ScanArguments:
             if number in seen:
-                seen[number].append(measure(given, padding))
+                seen[number].append(measure(given, places))
             return given
 
-        changed(model, piece, watch)
-    return {number: Padding(*map(torch.cat, zip(*parts, strict=True))) for number, parts in seen.items()}
+        changed(model, piece, note)
+    return {number: Idling(*map(torch.cat, zip(*parts, strict=True))) for number, parts in seen.items()}
 
 
 @torch.no_grad()
@@ -140,25 +162,26 @@ def changed(model: Classifier, tokens: Tensor, change: Change) -> Tensor:
     return model.head(pooled(model.backbone.norm(u), None, model.config.pooling))  # type: ignore[no-any-return]
 
 
-def at_padding(tokens: Tensor, way: Way, layers: Collection[int]) -> Change:
-    padding = (tokens == PAD).unsqueeze(-1)
+def made_to(way: Way, places: Tensor, layers: Collection[int]) -> Change:
+    """At these places (b, l), in these layers."""
+    there = places.unsqueeze(-1)
 
     def change(number: int, given: ScanArguments) -> ScanArguments:
         if number in layers and way.holds:
-            given = given._replace(f_logit=given.f_logit.masked_fill(padding, math.inf))
+            given = given._replace(f_logit=given.f_logit.masked_fill(there, math.inf))
         if number in layers and way.writes_nothing:
-            given = given._replace(i_logit=given.i_logit.masked_fill(padding, -math.inf))
+            given = given._replace(i_logit=given.i_logit.masked_fill(there, -math.inf))
         return given
 
     return change
 
 
-def measure(given: ScanArguments, padding: Tensor) -> Padding:
-    """Where padding (b, l) stands. A memory is the sum of what its tokens wrote, so two scans take it apart."""
-    fading = (-F.logsigmoid(given.f_logit)).mul(padding.unsqueeze(-1)).sum(1)
-    write = given.i_logit.sigmoid().mean(-1).mul(padding).sum(1) / padding.sum(1).clamp_min(1)
-    own, others = (_size_written_at(given, places) for places in (padding, ~padding))
-    return Padding(fading, write, own / (own + others))
+def measure(given: ScanArguments, places: Tensor) -> Idling:
+    """At these places (b, l). A memory is the sum of what its tokens wrote, so two scans take it apart."""
+    fading = (-F.logsigmoid(given.f_logit)).mul(places.unsqueeze(-1)).sum(1)
+    write = given.i_logit.sigmoid().mean(-1).mul(places).sum(1) / places.sum(1).clamp_min(1)
+    own, others = (_size_written_at(given, there) for there in (places, ~places))
+    return Idling(fading, write, own / (own + others))
 
 
 def _size_written_at(given: ScanArguments, places: Tensor) -> Tensor:
