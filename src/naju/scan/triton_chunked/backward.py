@@ -40,11 +40,10 @@ from naju.scan.triton_chunked.algebra import (
 from naju.scan.triton_chunked.pieces import (
     LENGTH_ARGUMENTS,
     chunk_of_segment,
-    first_row,
     load,
     piece_of_sequence,
+    rest_of_sequence,
     rows_of,
-    sequence_rows,
     split_program,
     store,
 )
@@ -161,6 +160,15 @@ def across_block(
     return read, dv, dg, adjoint, forget_log
 
 
+@triton.jit
+def before_readout_gate(dout, z, PRECISION: tl.constexpr):
+    """Of an output q * silu(z): the gradient of q, and by what q is multiplied for that of z."""
+    opened = sigmoid(z, PRECISION)
+    gated = z * opened
+    slope = as_factor(dout * (opened + gated * (1.0 - opened)), PRECISION)
+    return dout * gated, slope
+
+
 @triton.jit(do_not_specialize=LENGTH_ARGUMENTS)
 def channel_gradients(
     dy,
@@ -225,10 +233,8 @@ def channel_gradients(
     sequence, place = piece_of_sequence(index, owners, firsts, segments, PACKED)
     if sequence >= sequences:
         return
-    start, stop = sequence_rows(sequence, boundaries, length, PACKED)
-    remaining = stop - start - place.to(tl.int64) * segment
+    remaining, origin = rest_of_sequence(sequence, place, segment, boundaries, length, REVERSE, PACKED)
     tokens = tl.minimum(remaining, segment).to(tl.int32)
-    origin = first_row(start, stop, place.to(tl.int64) * segment, REVERSE)
     first_chunk = chunk_of_segment(sequence, place, first_chunks, chunks, segment // CHUNK, PACKED)
     size = d_inner * d_state
     columns = tl.arange(0, BN)
@@ -256,15 +262,10 @@ def channel_gradients(
         dout = load(dy, dy_stride, rows[None, :], channels[:, None], mask)
         key = load(B, B_stride, rows[:, None], columns[None, :], keys_mask)
         query = load(C, C_stride, rows[:, None], columns[None, :], keys_mask)
-        # q is the output before it is gated by silu(z)
         dq = unpacked(dout, PRECISION)
         if HAS_Z:
             z_tile = load(z, z_stride, rows[None, :], channels[:, None], mask)
-            z_tile = unpacked(z_tile, PRECISION)
-            opened = sigmoid(z_tile, PRECISION)
-            gated = z_tile * opened
-            slope = as_factor(dq * (opened + gated * (1.0 - opened)), PRECISION)
-            dq *= gated
+            dq, slope = before_readout_gate(dq, unpacked(z_tile, PRECISION), PRECISION)
         drive = unpacked(drive, PRECISION)
         write_log = unpacked_gate(i_tile, PRECISION)
         i = exp2(write_log, PRECISION)
@@ -362,9 +363,8 @@ def key_gradients(
     sequence, place = piece_of_sequence(chunk, chunk_owners, first_chunks, chunks, PACKED)
     if sequence >= sequences:
         return
-    start, stop = sequence_rows(sequence, boundaries, length, PACKED)
-    tokens = tl.minimum(stop - start - place.to(tl.int64) * BLOCK, BLOCK).to(tl.int32)
-    origin = first_row(start, stop, place.to(tl.int64) * BLOCK, REVERSE)
+    remaining, origin = rest_of_sequence(sequence, place, BLOCK, boundaries, length, REVERSE, PACKED)
+    tokens = tl.minimum(remaining, BLOCK).to(tl.int32)
     rows, inside = rows_of(origin, 0, tokens, BLOCK, REVERSE)
     columns = tl.arange(0, BN)
     row, column = token_pairs(BLOCK)

@@ -25,6 +25,7 @@ from naju.scan.triton_chunked.pieces import (
     first_row,
     load,
     piece_of_sequence,
+    rest_of_sequence,
     rows_of,
     sequence_rows,
     split_program,
@@ -198,10 +199,8 @@ def outputs(
     sequence, place = piece_of_sequence(index, owners, firsts, segments, PACKED)
     if sequence >= sequences:
         return
-    start, stop = sequence_rows(sequence, boundaries, length, PACKED)
-    remaining = stop - start - place.to(tl.int64) * segment
+    remaining, origin = rest_of_sequence(sequence, place, segment, boundaries, length, REVERSE, PACKED)
     tokens = tl.minimum(remaining, segment).to(tl.int32)
-    origin = first_row(start, stop, place.to(tl.int64) * segment, REVERSE)
     first_chunk = chunk_of_segment(sequence, place, first_chunks, chunks, segment // CHUNK, PACKED)
     size = d_inner * d_state
     columns = tl.arange(0, BN)

@@ -61,6 +61,14 @@ def first_row(start, stop, token, REVERSE: tl.constexpr):
 
 
 @triton.jit
+def rest_of_sequence(sequence, place, size, boundaries, length, REVERSE: tl.constexpr, PACKED: tl.constexpr):
+    """How many tokens a sequence has from its piece at `place` on, of `size` tokens each, and the row of the first."""
+    start, stop = sequence_rows(sequence, boundaries, length, PACKED)
+    before = place.to(tl.int64) * size
+    return stop - start - before, first_row(start, stop, before, REVERSE)
+
+
+@triton.jit
 def rows_of(origin, block, tokens, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
     """The rows of a block's tokens, and which of them are in the segment."""
     t = block * BLOCK + tl.arange(0, BLOCK)
